@@ -15,9 +15,10 @@ set -eu
 out=${1:?usage: recipe.sh OUT_DIR}
 suite=bookworm
 kernel=linux-image-cloud-amd64
-# What runs in the host: file systems, networking, measuring, Debian's QEMU as the peer of the benchmarks, and systemd for the
-# case that installs the package (in namespaces of its own; the lab's PID 1 is ours).
-packages=kmod,iproute2,nftables,procps,util-linux,e2fsprogs,xfsprogs,erofs-utils,fio,strace,socat,pciutils,qemu-system-x86,systemd
+# What runs in the host: file systems, networking, measuring, Debian's QEMU as the peer of the benchmarks, systemd for the
+# case that installs the package (in namespaces of its own; the lab's PID 1 is ours), and OpenCL on its processors for sandboxes with an
+# accelerator (of LLVM without its tools and sanitizers).
+packages=kmod,iproute2,nftables,procps,util-linux,e2fsprogs,xfsprogs,erofs-utils,fio,strace,socat,pciutils,qemu-system-x86,systemd,pocl-opencl-icd,ocl-icd-libopencl1,clinfo
 # Reached before the root image is mounted; the rest is loaded from the root image.
 early="virtio_pci virtio_blk erofs overlay"
 
@@ -107,6 +108,7 @@ say "Debian $suite with $packages"
         --dpkgopt=force-unsafe-io \
         --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' \
         --dpkgopt='path-exclude=/usr/share/locale/*' --dpkgopt='path-exclude=/usr/share/info/*' \
+        --dpkgopt='path-exclude=/usr/lib/llvm-*/bin/llvm-*' --dpkgopt='path-exclude=/usr/lib/llvm-*/lib/clang/*/lib/*' \
         --customize-hook="$work/kernel-hook" \
         "$suite" "$root" "$work/sources.list" 2>&1 || echo failed >"$work/failed"
 } | tee "$work/log" | sed -u -n 's/^I: \(downloading\|extracting\|installing\|cleaning\)/  \1/p'

@@ -2,7 +2,7 @@
 //! other.
 //!
 //! ```text
-//!   this process ── formats the window ── tells that it is ready ── forks ──▶ a process that serves, until it ends
+//!   this process ── formats the window ── ready ── known ── forks ──▶ a process that serves, until it ends
 //!                                                      └──────── waits for it ────────┘
 //! ```
 //! A back end compiles and runs what clients send, and may bring its process down; then another one has the same window, and clients
@@ -17,13 +17,13 @@ use std::time::{Duration, Instant};
 
 use accel_server::{Guest, Server, Slot, Slots};
 use accel_window::image::{self, Layout};
+use agent_api::accelerator::OPENCL_DRIVER;
 use anyhow::{Context as _, Result, bail};
 use rustix::process::{Pid, Signal, WaitOptions, waitpid};
 
 use crate::options::{GuestFds, Options};
 
-/// The library's name in the window, and what its length is made a multiple of: with another version of it the slots are where they were.
-const DRIVER: &str = "libbasalt_opencl.so";
+/// What the library's length is made a multiple of: with another version of it the slots are where they were.
 const DRIVER_UNIT: u64 = 4 << 20;
 
 /// After a process that has ended sooner than this the next one waits as long.
@@ -68,7 +68,7 @@ fn inherited(option: &str, number: RawFd, taken: &mut Vec<RawFd>) -> Result<Owne
     Ok(fd)
 }
 
-/// Makes the window's file system, and tells that it is there. Where its slots are.
+/// Makes the window's file system, tells that it is there, and waits to be known. Where its slots are.
 pub(crate) fn format(inherited: &mut Inherited) -> Result<Vec<Slot>> {
     let window = &inherited.window;
     accel_server::check_window(window).context("--window-fd")?;
@@ -79,10 +79,16 @@ pub(crate) fn format(inherited: &mut Inherited) -> Result<Vec<Slot>> {
         .read_to_end(&mut library)
         .context("--driver-fd cannot be read")?;
     let length = (library.len() as u64).next_multiple_of(DRIVER_UNIT);
-    let layout = Layout::new(size, &[(DRIVER, 0o644, length)])?;
+    let layout = Layout::new(size, &[(OPENCL_DRIVER, 0o644, length)])?;
     library.resize(usize::try_from(length)?, 0);
     image::write(window, &layout, &[&library])?;
     inherited.ready.write_all(b"ready\n").context("--ready-fd")?;
+    // Whoever has started this process knows it from then on, and ends it. One that has died before never will.
+    let mut known = [0; 6];
+    inherited
+        .ready
+        .read_exact(&mut known)
+        .context("--ready-fd: whoever started this server has ended")?;
     let slot = |entry: &image::Entry| Slot {
         name: entry.name.clone(),
         offset: entry.offset,
@@ -144,4 +150,12 @@ fn serve(options: &Options, inherited: &Inherited, slots: &[Slot]) -> Result<()>
     // A socket is connected to by a path, which this is of a descriptor (proc(5), /proc/PID/fd).
     let vsock = PathBuf::from(format!("/proc/self/fd/{}", inherited.vsock.as_raw_fd()));
     Arc::new(Guest::new(server, slots, vsock)).serve()
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_guests_agent_finds_what_is_made_here() {
+        assert_eq!(agent_api::accelerator::LABEL, accel_window::image::LABEL);
+    }
 }

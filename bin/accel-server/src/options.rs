@@ -20,7 +20,8 @@ Usage: basalt-accel-server --socket PATH --backend opencl|null [--library PATH] 
   --vsock-fd FD      the clients are in a virtual machine: the unix socket by which its VMM connects to its vsock
   --window-fd FD     with it: a memfd, sealed against shrinking, that is the machine's virtio-pmem device; it is formatted
   --driver-fd FD     with it: the client's library, which the window's file system is to have
-  --ready-fd FD      with it: written to when the window is formatted and can be given to the machine
+  --ready-fd FD      with it: a socket; \"ready\" and a line feed is said there when the window can be given to the machine, and
+                     \"known\" and one is waited for
   --backend NAME     opencl: a library of this host carries calls out; null: nobody does, for measuring and tests
   --library PATH     with opencl: the library, libOpenCL.so.1; the drivers that it finds are those of OCL_ICD_VENDORS
   --arena SIZE       memory that is shared with each client for what is large, at most; it takes what is used of it; 256m

@@ -2,6 +2,7 @@
 //!
 //! Each verb has its file; what they share is in `places` (where things are) and `output` (how things are shown).
 
+mod accel;
 mod asked;
 mod attached;
 mod bar;
@@ -151,6 +152,7 @@ fn here(verb: Verb, output: &Output) -> anyhow::Result<u8> {
         Verb::Events => sandboxes::events(output),
         Verb::Host(verb) => host_cpus::host(&verb, output),
         Verb::Device(verb) => devices::device(&verb, output),
+        Verb::Accel(verb) => accel::accel(&verb, output),
         Verb::Volume(verb) => volumes::volume(&verb, output),
         Verb::Snapshot(verb) => snapshots::snapshot(&verb, output),
         Verb::Template(verb) => templates::template(&verb, output),

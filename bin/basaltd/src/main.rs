@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use base::ByteSize;
 use log::LevelFilter;
-use node::{Config, Node, Pool, Server, ThisHost, TimeLimits, Zeroing};
+use node::{Config, Node, Pool, Programs, Server, ThisHost, TimeLimits, Zeroing};
 use node_api::{Client, Request};
 
 use crate::options::{Command, Options};
@@ -34,7 +34,11 @@ fn open(options: Options) -> Result<Arc<Node>> {
         state: options.state,
         kernel: options.assets.join("vmlinux"),
         initramfs: options.assets.join("initramfs.cpio"),
-        vmm: options.assets.join("basalt-vmm"),
+        programs: Programs {
+            vmm: options.assets.join("basalt-vmm"),
+            accelerator: options.assets.join("basalt-accel-server"),
+            opencl: options.assets.join("libbasalt_opencl.so"),
+        },
         kvm: options.kvm,
         cpu_model: options.cpu_model,
         users: options.users.then(Pool::default),

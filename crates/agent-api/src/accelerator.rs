@@ -16,6 +16,12 @@ use crate::Error;
 /// The agent's port for the accelerator's server.
 pub const ACCELERATOR_PORT: u32 = 1026;
 
+/// The label of the window's file system, by which the agent finds the device.
+pub const LABEL: &str = "basalt-accel";
+
+/// OpenCL's driver for programs of the guest, a file of that file system.
+pub const OPENCL_DRIVER: &str = "libbasalt_opencl.so";
+
 /// The kind of all frames.
 const MESSAGE: u16 = 1;
 

@@ -8,6 +8,7 @@ use cpu::CpuModel;
 use observe::redact::{self, Variables};
 use serde::{Deserialize, Serialize};
 
+use crate::accelerator::{Accelerator, AcceleratorError};
 use crate::class::{Class, Idle};
 use crate::device_start::DeviceStart;
 use crate::limits::{Limits, Rate};
@@ -194,6 +195,9 @@ pub struct SandboxConfig {
     /// When it gets them; as [`DeviceStart::default`] says when not given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device_start: Option<DeviceStart>,
+    /// The accelerator that its programs have by forwarded calls.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accelerator: Option<Accelerator>,
     /// Its command is not started before all of its memory, and all of its devices, are there.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub memory_ready: bool,
@@ -307,6 +311,9 @@ pub enum ConfigError {
         /// What would do.
         least: Rate,
     },
+    /// An accelerator that cannot be.
+    #[error(transparent)]
+    Accelerator(#[from] AcceleratorError),
     /// A tmpfs that cannot be.
     #[error(transparent)]
     Tmpfs(#[from] TmpfsError),
@@ -384,6 +391,7 @@ impl SandboxConfig {
         if !self.resources.memory_mode.is_translated() && !self.resources.class.is_bare() {
             return Err(ConfigError::Identity);
         }
+        self.check_accelerator()?;
         let both = |volume: &&VolumeMount| self.tmpfs.iter().any(|tmpfs| tmpfs.path == volume.target);
         if let Some(volume) = self.volumes.iter().find(both) {
             return Err(VolumeError::Twice(volume.target.clone()).into());
@@ -397,6 +405,20 @@ impl SandboxConfig {
         match self.process.env.iter().find(bad) {
             // Without its value, which may be a secret.
             Some(entry) => Err(ConfigError::Env(redact::variable(entry.as_bytes()))),
+            None => Ok(()),
+        }
+    }
+
+    fn check_accelerator(&self) -> Result<(), AcceleratorError> {
+        let Some(accelerator) = &self.accelerator else {
+            return Ok(());
+        };
+        accelerator.validate()?;
+        if !self.resources.memory_mode.is_translated() {
+            return Err(AcceleratorError::Identity);
+        }
+        match self.template {
+            Some(_) => Err(AcceleratorError::OfTemplate),
             None => Ok(()),
         }
     }
@@ -441,6 +463,7 @@ pub(crate) mod tests {
             devices: Vec::new(),
             cdi_devices: Vec::new(),
             device_start: None,
+            accelerator: None,
             memory_ready: false,
             hostname: None,
             boot: false,

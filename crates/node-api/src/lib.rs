@@ -4,6 +4,7 @@
 //! replies that need them. A command's streams never pass through the daemon: who asks for one gets a connection to the
 //! guest's agent, and speaks `agent-api` on it. Knows neither how a daemon works nor what a VMM is.
 
+pub mod accelerator;
 pub mod class;
 pub mod client;
 pub mod config;
@@ -26,6 +27,7 @@ pub mod transfer;
 pub mod verify;
 pub mod volume;
 
+pub use accelerator::{Accelerator, AcceleratorApi, AcceleratorError};
 pub use class::{Class, Idle};
 pub use client::{Client, ClientError};
 pub use config::{ConfigError, NetworkMode, ProcessConfig, Resources, SandboxConfig, check_name};

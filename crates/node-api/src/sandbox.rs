@@ -124,6 +124,9 @@ pub struct Sandbox {
     pub ended: Option<Ended>,
     /// The VMM's process.
     pub vmm: Option<Process>,
+    /// The process that serves its accelerator.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accelerator: Option<Process>,
     /// Its volumes, as they were when its VM was last started.
     #[serde(default)]
     pub volumes: Vec<Mounted>,

@@ -207,6 +207,7 @@ impl BuildConfig {
             devices: Vec::new(),
             cdi_devices: Vec::new(),
             device_start: None,
+            accelerator: None,
             memory_ready: false,
             hostname: None,
             boot: true,

@@ -21,8 +21,8 @@ pub struct Config {
     pub kernel: PathBuf,
     /// The initramfs with the agent.
     pub initramfs: PathBuf,
-    /// The VMM program.
-    pub vmm: PathBuf,
+    /// What is started for sandboxes.
+    pub programs: Programs,
     /// The KVM device, [`host::kvm::DEVICE`].
     pub kvm: PathBuf,
     /// Which processor guests see if nobody says.
@@ -47,6 +47,17 @@ pub struct Config {
     pub overcommit: Overcommit,
     /// How memory is zeroed that is mapped for devices.
     pub zeroing: Zeroing,
+}
+
+/// What is started for sandboxes; each is looked for when it is.
+#[derive(Clone, Debug, Default)]
+pub struct Programs {
+    /// The VMM.
+    pub vmm: PathBuf,
+    /// The server of an accelerator.
+    pub accelerator: PathBuf,
+    /// OpenCL's driver for programs of guests that have one.
+    pub opencl: PathBuf,
 }
 
 /// How memory is zeroed that is mapped for devices.

@@ -9,7 +9,7 @@ use agent_api::ExecRequest;
 use base::ByteSize;
 use node_api::{CpuModel, ProcessConfig, Resources, Sandbox, SandboxConfig, State};
 
-use crate::config::{Config, TimeLimits, Zeroing};
+use crate::config::{Config, Programs, TimeLimits, Zeroing};
 use crate::resources::budget::{Overcommit, ThisHost};
 use crate::store::database::{CameZeroed, Stored};
 
@@ -57,6 +57,7 @@ pub(crate) fn stored(id: &str, name: &str) -> Stored {
                 devices: Vec::new(),
                 cdi_devices: Vec::new(),
                 device_start: None,
+                accelerator: None,
                 memory_ready: false,
                 hostname: None,
                 boot: false,
@@ -72,6 +73,7 @@ pub(crate) fn stored(id: &str, name: &str) -> Stored {
             ended_ns: None,
             ended: None,
             vmm: None,
+            accelerator: None,
             volumes: Vec::new(),
             restarts: 0,
             clone_of: None,
@@ -102,7 +104,10 @@ pub(crate) fn config(directory: &Path) -> Config {
         state: directory.join("state"),
         kernel: directory.join("vmlinux"),
         initramfs: directory.join("initramfs.cpio"),
-        vmm: directory.join("vmm"),
+        programs: Programs {
+            vmm: directory.join("vmm"),
+            ..Programs::default()
+        },
         kvm: "/dev/null".into(),
         cpu_model: CpuModel::Common,
         users: None,

@@ -82,6 +82,7 @@ fn config() -> SandboxConfig {
         devices: Vec::new(),
         device_start: None,
         cdi_devices: Vec::new(),
+        accelerator: None,
         memory_ready: false,
         hostname: None,
         boot: false,

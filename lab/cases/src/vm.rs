@@ -352,6 +352,7 @@ impl Vm {
             shared_directories: Vec::new(),
             tmpfs: Vec::new(),
             pids_max: None,
+            accelerator: None,
         })?;
         Ok(agent)
     }

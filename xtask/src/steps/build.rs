@@ -95,6 +95,29 @@ pub(crate) fn binaries(programs: &[&'static str]) -> Step {
         .hint("the compiler's messages are above; `cargo build --release` repeats them in colour")
 }
 
+/// What accelerators need: a server that loads drivers, and a driver that programs load. Both are for the C library of Debian, as those
+/// are which they load and are loaded by.
+pub(crate) fn accelerator() -> Step {
+    Step::new("accelerator", |context, task| {
+        let mut command = cargo(context, &["build", "--profile", "library"]);
+        if context.ci {
+            command.arg("--locked");
+        }
+        command.args(["-p", "basalt-accel-client", "-p", "basalt-accel-server-bin"]);
+        let finished = task.run_within(&mut command, LIMIT)?;
+        let (built, assets) = (context.target().join("library"), context.assets());
+        fs::create_dir_all(&assets)?;
+        for file in ACCELERATOR {
+            publish(&built.join(file), &assets.join(file))?;
+        }
+        Ok(compiled(&finished.err))
+    })
+    .hint("the compiler's messages are above; `cargo build --profile library` repeats them in colour")
+}
+
+/// The files of that, among the assets.
+const ACCELERATOR: [&str; 2] = ["basalt-accel-server", "libbasalt_opencl.so"];
+
 fn build(context: &Context, task: &mut Task, programs: &[&str]) -> Result<Report> {
     let mut command = cargo(context, &["build", "--release", "--target", MUSL]);
     if context.ci {
@@ -109,15 +132,15 @@ fn build(context: &Context, task: &mut Task, programs: &[&str]) -> Result<Report
     for program in programs {
         publish(&built.join(program), &context.release().join(program))?;
     }
-    let compiled = finished
-        .err
-        .iter()
-        .filter(|line| line.trim_start().starts_with("Compiling "))
-        .count();
-    Ok(Report {
-        cached: compiled == 0,
+    Ok(compiled(&finished.err))
+}
+
+/// Whether anything had to be compiled, by what cargo has said.
+fn compiled(said: &[String]) -> Report {
+    Report {
+        cached: !said.iter().any(|line| line.trim_start().starts_with("Compiling ")),
         ..Report::default()
-    })
+    }
 }
 
 /// Puts a file in place under another name at once, so that nobody ever runs half of it; leaves equal files alone, so

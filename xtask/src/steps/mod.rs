@@ -96,8 +96,9 @@ pub(crate) fn package(version: Option<String>) -> Vec<Step> {
         build::musl_target().after(&["apt-packages"]),
         recipe(KERNEL, HINT_KERNEL).after(&["apt-packages"]),
         build::binaries(RUN_PROGRAMS).after(&["musl-target"]),
+        build::accelerator().after(&["apt-packages"]).follows(&["binaries"]),
         guest::assets().after(&["kernel", "binaries"]),
-        package::package(version.clone()).after(&["assets"]),
+        package::package(version.clone()).after(&["assets", "accelerator"]),
         dkms::package(version),
     ]
 }
@@ -230,10 +231,11 @@ fn setup(programs: &[&'static str]) -> Vec<Step> {
         build::musl_target().after(&["apt-packages"]),
         recipe(KERNEL, HINT_KERNEL).after(&["apt-packages"]),
         build::binaries(programs).after(&["musl-target"]),
+        build::accelerator().after(&["apt-packages"]).follows(&["binaries"]),
         in_lab(LAB_HOST),
         recipe(PYTHON, HINT_IMAGE).after(&["apt-packages"]),
         in_lab(EMULATOR),
-        guest::assets().after(&["kernel", "binaries"]),
+        guest::assets().after(&["kernel", "binaries", "accelerator"]),
     ]
 }
 

@@ -2,6 +2,7 @@
 //!
 //! Flags mean what podman's of the same name mean. Knows nothing of what the verbs do.
 
+mod accel;
 mod device;
 mod host;
 mod hotplug;
@@ -22,8 +23,9 @@ use std::time::Duration;
 
 use clap::builder::styling::{AnsiColor, Styles};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueHint};
-use node_api::{Class, Idle, MemoryMode, Paging};
+use node_api::{Accelerator, Class, Idle, MemoryMode, Paging};
 
+pub(crate) use accel::AccelVerb;
 pub(crate) use device::{DeviceName, DeviceVerb};
 pub(crate) use host::HostVerb;
 pub(crate) use hotplug::{HotplugArgs, UpdateArgs};
@@ -122,6 +124,9 @@ pub(crate) enum Verb {
     Stats(StatsArgs),
     /// Show what happens to sandboxes, as it happens.
     Events,
+    /// Accelerators that sandboxes have by forwarded calls.
+    #[command(subcommand)]
+    Accel(AccelVerb),
     /// Named volumes: directories that outlive the sandboxes that have them.
     #[command(subcommand)]
     Volume(VolumeVerb),
@@ -234,6 +239,7 @@ impl Verb {
             | Self::Events
             | Self::Host(_)
             | Self::Device(_)
+            | Self::Accel(_)
             | Self::Volume(_)
             | Self::Snapshot(_)
             | Self::Template(_)
@@ -391,6 +397,11 @@ pub(crate) struct RunArgs {
     /// the host's memory: for guests that are trusted as the host's kernel is.
     #[arg(long, value_name = "MODE", default_value_t)]
     pub(crate) memory_mode: MemoryMode,
+
+    /// An accelerator of the host's by forwarded calls: opencl[:window=SIZE], where SIZE is the memory that its programs and the host
+    /// share for data (256m), or null to try without a driver. Programs find it as a driver of OpenCL's loader.
+    #[arg(long, value_name = "API")]
+    pub(crate) accel: Option<Accelerator>,
 
     /// Boot a kernel, also where a template could be cloned, and keep none.
     #[arg(long)]

@@ -42,6 +42,7 @@ pub(super) fn run(args: &RunArgs, image: Option<(&str, &str)>, log_level: LogLev
     argv.extend(args.limits.words());
     argv.extend(args.tmpfs.iter().map(|tmpfs| format!("--tmpfs={tmpfs}")));
     argv.extend(args.device.iter().map(|device| format!("--device={device}")));
+    argv.extend(args.accel.map(|accelerator| format!("--accel={accelerator}")));
     argv.extend(published(&args.publish)?);
     argv.extend((!args.publish.is_empty()).then(|| asked::ports_label(&args.publish)));
     argv.extend(image.map(|(name, _)| asked::image_label(name)));

@@ -129,6 +129,7 @@ pub(crate) fn configure(args: &RunArgs, set: &[String], resources: Resources) ->
         devices,
         cdi_devices,
         device_start: None,
+        accelerator: args.accel,
         memory_ready: false,
         hostname: args.hostname.clone(),
         boot: args.boot,

@@ -35,7 +35,10 @@ pub(crate) fn serve(arguments: &[String]) -> ExitCode {
         state: value("--state"),
         kernel: assets.join("vmlinux"),
         initramfs: assets.join("initramfs.cpio"),
-        vmm: assets.join("basalt-vmm"),
+        programs: node::Programs {
+            vmm: assets.join("basalt-vmm"),
+            ..node::Programs::default()
+        },
         kvm: value("--kvm"),
         cpu_model: node_api::CpuModel::V2,
         users: None,

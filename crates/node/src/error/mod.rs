@@ -155,6 +155,9 @@ pub enum Error {
     /// Something that was to become a snapshot or a template here.
     #[error("this {0} cannot be stored here ({1}): get it again from its source")]
     NotToBeLoaded(Kind, String),
+    /// The server of a sandbox's accelerator did not start.
+    #[error("the server of the sandbox's accelerator ended before it was ready: {0}")]
+    AcceleratorEnded(String),
     /// A sandbox of which no snapshot can be taken.
     #[error("no snapshot can be taken of sandbox {name}: {why}")]
     NotToBeKept {
@@ -467,6 +470,7 @@ impl Error {
             Self::WrongState { .. } => "wrong-state",
             Self::NoRoom(refused) => refused.resource(),
             Self::Devices(_) => "device",
+            Self::AcceleratorEnded(_) => "accelerator",
             Self::Open { .. }
             | Self::Userfaultfd(_)
             | Self::File { .. }

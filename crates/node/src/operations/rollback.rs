@@ -291,7 +291,13 @@ impl Node {
         let prepared = || {
             let attachment = self.attachment(&stored)?;
             let image = self.image_of(&stored)?;
-            launch::prepare_rollback(&self.config, &stored, &paths, self.outside(&image, attachment), place)
+            launch::prepare_rollback(
+                &self.config,
+                &stored,
+                &paths,
+                self.outside(&image, attachment, None),
+                place,
+            )
         };
         let (config, fds) = prepared().map_err(Why::Refused)?;
         let rolled = vm.ask_within(self.config.limits.boot, "it was rolled back", |client| {

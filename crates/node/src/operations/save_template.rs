@@ -42,10 +42,12 @@ impl Node {
         // What has a device before its first instruction is saved nowhere, and what fills a balloon as it boots has to boot.
         let eager = !config.devices.is_empty()
             && matches!(config.device_start(), DeviceStart::Eager | DeviceStart::AsyncBalloon);
+        // Nor is what shares memory with its accelerator's server.
         // Of one whose memory waits for nothing some is plugged.
         let plugs_early = config.resources.region().is_some() && !limits::plugs_before_command(config);
         if config.boot
             || eager
+            || config.accelerator.is_some()
             || plugs_early
             || config.resources.boots()
             || config.volumes.len() > volume_shares::SLOTS

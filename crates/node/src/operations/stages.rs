@@ -34,6 +34,7 @@ use crate::saved::prefetch;
 use crate::saved::snapshots::Place;
 use crate::store::database::{CameZeroed, Stored};
 use crate::telemetry::trace;
+use crate::vmm::accelerator::Window;
 use crate::vmm::launch::{self, Inherited, Prepared};
 use crate::vmm::process;
 use crate::vmm::vm::Vm;
@@ -43,6 +44,8 @@ use crate::{Error, clock, thread};
 struct Launched {
     vm: Arc<Vm>,
     pid: u32,
+    /// In which it is.
+    cgroup: Option<PathBuf>,
     /// What it will have of the host's directories.
     volumes: Vec<Opened>,
 }
@@ -92,15 +95,21 @@ impl ToBoot {
         };
         node.points.at(points::START_NETWORK);
         let guest = attachment.as_ref().map(|attachment| attachment.guest.clone());
+        let window = Window::of(&stored)?;
         let (volumes, mut prepared) = {
             let _span = span("sockets and files");
             let volumes = volume_shares::open_all(&stored.sandbox.config.volumes, &node.volumes)?;
             let (paths, image) = (node.sandbox_paths(entry), node.image_of(&stored)?);
-            let prepared = launch::prepare(&node.config, &stored, &paths, node.outside(&image, attachment))?;
+            let for_machine = window.as_ref().map(Window::file).transpose()?;
+            let outside = node.outside(&image, attachment, for_machine);
+            let prepared = launch::prepare(&node.config, &stored, &paths, outside)?;
             (volumes, prepared)
         };
         node.points.at(points::START_SOCKETS);
         let launched = Launched::spawn(node, entry, &stored, &prepared.inherited, volumes)?;
+        if let Some(window) = window {
+            launched.serve_accelerator(node, entry, &window)?;
+        }
         // Their owners are mapped into the VMM's user namespace, which is there now.
         let shared = volume_shares::share(&launched.volumes, launched.pid, launch::identity(&node.config, &stored))?;
         prepared.share(shared, stored.share_slots)?;
@@ -181,7 +190,7 @@ impl ToRestore {
         place: &Place,
         reidentification: Reidentification,
     ) -> Result<Restored, Error> {
-        let Launched { vm, pid, volumes } = self.0;
+        let Launched { vm, pid, volumes, .. } = self.0;
         let stored = entry.stored();
         let attachment = {
             let _span = span("network");
@@ -191,8 +200,13 @@ impl ToRestore {
         let mut restoring = {
             let _span = span("sockets and files");
             let (paths, image) = (node.sandbox_paths(entry), node.image_of(&stored)?);
-            let restoring =
-                launch::prepare_restore(&node.config, &stored, &paths, node.outside(&image, attachment), place)?;
+            let restoring = launch::prepare_restore(
+                &node.config,
+                &stored,
+                &paths,
+                node.outside(&image, attachment, None),
+                place,
+            )?;
             restoring.told_if(reidentification.restored)
         };
         node.points.at(points::START_SOCKETS);
@@ -336,7 +350,26 @@ impl Launched {
         let vm = Arc::new(connected?);
         entry.lock().vm = Some(Arc::clone(&vm));
         node.points.at(points::START_RECORDED);
-        Ok(Self { vm, pid, volumes })
+        Ok(Self {
+            vm,
+            pid,
+            cgroup,
+            volumes,
+        })
+    }
+
+    /// Starts the server of its accelerator. The database knows of it before the machine has it.
+    fn serve_accelerator(&self, node: &Node, entry: &Entry, window: &Window) -> Result<(), Error> {
+        let _span = span("accelerator's server");
+        let (stored, paths) = (entry.stored(), node.sandbox_paths(entry));
+        let launched =
+            node.launcher
+                .launch_accelerator(&node.config, &stored, &paths, window, self.cgroup.as_deref())?;
+        let number = i32::try_from(launched.child.pid).unwrap_or(0);
+        // One that has gone meanwhile is told from others by this.
+        let known = process::identify(number).unwrap_or(Process { pid: number, start: 0 });
+        node.update(entry, |stored| stored.sandbox.accelerator = Some(known))?;
+        launched.tell_known()
     }
 }
 

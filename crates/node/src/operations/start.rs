@@ -7,7 +7,7 @@
 //! ```
 //! What fails on the way takes everything back (`undo`): a sandbox that never ran is gone, one that is started again has exited.
 
-use std::fs;
+use std::fs::{self, File};
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::Arc;
@@ -336,11 +336,17 @@ impl Node {
     }
 
     /// What its VMM has of the host.
-    pub(crate) fn outside<'a>(&'a self, image: &'a Path, attachment: Option<Attachment>) -> Outside<'a> {
+    pub(crate) fn outside<'a>(
+        &'a self,
+        image: &'a Path,
+        attachment: Option<Attachment>,
+        window: Option<File>,
+    ) -> Outside<'a> {
         Outside {
             image,
             attachment,
             cpus: &*self.cpus,
+            window,
         }
     }
 
@@ -447,6 +453,7 @@ pub(crate) fn new_sandbox(
         ended_ns: None,
         ended: None,
         vmm: None,
+        accelerator: None,
         volumes: Vec::new(),
         restarts: 0,
         clone_of: None,

@@ -48,7 +48,16 @@ pub(crate) trait Held: Sync {
 }
 
 /// In the order in which they are given back: nothing else is any more used when the VMM and all in its cgroup are gone.
-pub(crate) const ALL: &[&dyn Held] = &[&Vmm, &Cgroup, &Cpus, &Functions, &Place, &MemoryFiles, &RunDirectory];
+pub(crate) const ALL: &[&dyn Held] = &[
+    &Vmm,
+    &AcceleratorServer,
+    &Cgroup,
+    &Cpus,
+    &Functions,
+    &Place,
+    &MemoryFiles,
+    &RunDirectory,
+];
 
 /// Who is known.
 #[derive(Debug)]
@@ -98,6 +107,29 @@ impl Held for Vmm {
     }
 
     /// Only cgroups tell of those that nobody knows.
+    fn sweep(&self, _: &Providers<'_>, _: &mut Known) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+/// The process that serves its accelerator.
+struct AcceleratorServer;
+
+impl Held for AcceleratorServer {
+    fn release(&self, from: &Providers<'_>, entry: &Entry) -> Result<(), Error> {
+        let Some(process) = entry.stored().sandbox.accelerator else {
+            return Ok(());
+        };
+        match process::end(process, from.kill).map_err(Error::host("killing an accelerator's server"))? {
+            true => Ok(()),
+            false => Err(Error::Deadline {
+                what: "the end of a killed server of an accelerator",
+                limit: from.kill,
+            }),
+        }
+    }
+
+    /// It is in its sandbox's cgroup, by which one is found that nobody knows.
     fn sweep(&self, _: &Providers<'_>, _: &mut Known) -> Result<(), Error> {
         Ok(())
     }

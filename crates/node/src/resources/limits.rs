@@ -22,6 +22,11 @@ const TABLES_SHARE: u64 = 128;
 /// rest is for the kernel's io_uring workers, which count as its own.
 const VMM_THREADS: u64 = 1024;
 
+/// What the server of an accelerator may have beside the window, and its threads: 64 clients of up to 32, and those of drivers and
+/// compilers, which PoCL has as many as the host has CPUs.
+const ACCELERATOR_MEMORY: ByteSize = ByteSize::mib(1024);
+const ACCELERATOR_THREADS: u64 = 4096;
+
 /// Checks vCPUs, memory, and limits that this host must be able to keep. Whether there is room is `budget`'s.
 ///
 /// # Errors
@@ -59,7 +64,10 @@ pub(crate) fn memory_max(config: &SandboxConfig) -> u64 {
         MemoryMode::Translated => guest,
         MemoryMode::Identity => 0,
     };
-    charged + guest / TABLES_SHARE + VMM_MEMORY.bytes() + volumes
+    let accelerator = config
+        .accelerator
+        .map_or(0, |accelerator| accelerator.window.bytes() + ACCELERATOR_MEMORY.bytes());
+    charged + guest / TABLES_SHARE + VMM_MEMORY.bytes() + volumes + accelerator
 }
 
 /// How much of that may be charged to its machine's own cgroup: memory that came zeroed is charged to another one, as long as it is there.
@@ -83,7 +91,10 @@ pub(crate) fn for_cgroup(config: &SandboxConfig, root: &Root) -> cgroup::Limits 
         cpu_millis: config.limits.cpu_millis,
         cpu_weight: config.limits.cpu_weight,
         memory_max: has("memory").then(|| memory_max(config)),
-        pids_max: has("pids").then_some(VMM_THREADS),
+        pids_max: has("pids").then_some(match config.accelerator {
+            Some(_) => VMM_THREADS + ACCELERATOR_THREADS,
+            None => VMM_THREADS,
+        }),
         ..cgroup::Limits::default()
     }
 }

@@ -44,7 +44,7 @@ pub(crate) struct Files([Option<Id>; 3]);
 impl Files {
     pub(crate) fn of(config: &Config) -> Self {
         let id = |path: &PathBuf| std::fs::metadata(path).ok().map(|metadata| Id::of(&metadata));
-        Self([&config.vmm, &config.kernel, &config.initramfs].map(id))
+        Self([&config.programs.vmm, &config.kernel, &config.initramfs].map(id))
     }
 }
 
@@ -67,7 +67,7 @@ impl Hashes {
     /// What a VM would be made with now.
     pub(crate) fn now(&self, config: &Config) -> Programs {
         Programs {
-            vmm: self.hash_of(&config.vmm, None),
+            vmm: self.hash_of(&config.programs.vmm, None),
             kernel: self.hash_of(&config.kernel, None),
             initramfs: self.hash_of(&config.initramfs, None),
         }

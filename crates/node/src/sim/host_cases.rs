@@ -36,6 +36,14 @@ fn run_with_volume(world: &World) -> Result<(), Error> {
     world.run(config).map(drop)
 }
 
+fn run_with_accelerator(world: &World) -> Result<(), Error> {
+    let config = SandboxConfig {
+        accelerator: Some("null:window=32m".parse().unwrap()),
+        ..World::config("web")
+    };
+    world.run(config).map(drop)
+}
+
 fn make_volume(world: &World, name: &str) -> Result<(), Error> {
     let node = world.node();
     let volume = node.volumes.make(name, &node.sandboxes)?;
@@ -234,6 +242,15 @@ pub(super) const CASES: &[Case] = &[
         ..UNNOTICED
     },
     Case {
+        name: "run with an accelerator",
+        prepare: nothing,
+        act: run_with_accelerator,
+        undone: &[None],
+        lasts: false,
+        goes_on: false,
+        ..UNNOTICED
+    },
+    Case {
         name: "making a volume",
         act: |world| make_volume(world, FREE),
         also: free_volume_comes,
@@ -347,5 +364,37 @@ fn a_network_that_was_taken_away_is_made_anew() {
     assert!(!world.node().network.exists());
     running(&mut world);
     world.is_at_rest().unwrap();
+    world.ends_empty().unwrap();
+}
+
+#[test]
+fn one_with_an_accelerator_is_of_no_template_and_is_not_saved() {
+    let world = World::new();
+    let config = SandboxConfig {
+        boot: false,
+        accelerator: Some("opencl".parse().unwrap()),
+        ..World::config("web")
+    };
+    world.run(config).unwrap();
+    let (node, entry) = (world.node(), world.entry("web"));
+    assert_eq!(world.machines.accelerators.served(), [entry.id.as_str()]);
+    let refused = node
+        .make_snapshot(&entry, None, OnDevices::Refuse)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        refused.contains("it has an accelerator") && refused.contains("basalt cp"),
+        "{refused}"
+    );
+    let refused = node
+        .move_to(&entry, Class::Bare, OnDevices::Refuse)
+        .unwrap_err()
+        .to_string();
+    assert!(refused.contains("it has an accelerator"), "{refused}");
+    assert!(node.list_templates().is_empty());
+    node.stop(&entry, Duration::ZERO).unwrap();
+    assert!(world.machines.accelerators.served().is_empty());
+    node.start(&entry).unwrap();
+    assert_eq!(world.machines.accelerators.served(), [entry.id.as_str()]);
     world.ends_empty().unwrap();
 }

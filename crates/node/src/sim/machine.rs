@@ -7,15 +7,13 @@ use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use host::jail::{Child, Timing};
+use host::jail::Child;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{SocketFlags, accept_with};
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use state::{Container, Saved};
 use vmm_api::config::DeviceSpec;
 use vmm_api::devices::{BalloonConfig, DeviceConfig, MemConfig, VsockConfig, ZEROED_PIECE};
@@ -26,16 +24,15 @@ use wire::packet::PacketSocket;
 
 use super::faults::{Act, Faults};
 use super::guest::{self, Guest};
+use super::processes::{self, Accelerators};
 use crate::Error;
 use crate::config::Config;
 use crate::saved::state_file::tests::naming;
 use crate::store::database::Stored;
 use crate::store::paths::SandboxPaths;
+use crate::vmm::accelerator::{Launched, Window};
 use crate::vmm::launch::{Inherited, Launcher};
 use crate::vmm::process;
-
-/// What runs in a VMM's place.
-pub(crate) const PROGRAM: &str = "/usr/bin/sleep";
 
 /// What is in its memory.
 const MEMORY: &[u8] = b"memory";
@@ -265,6 +262,8 @@ pub(crate) struct Machines {
     /// They take memory that comes zeroed.
     pub(crate) take_zeroed: AtomicBool,
     all: Mutex<Vec<Arc<Machine>>>,
+    /// Their accelerators' servers.
+    pub(crate) accelerators: Accelerators,
 }
 
 impl Machines {
@@ -274,6 +273,7 @@ impl Machines {
             to_map: Arc::default(),
             take_zeroed: AtomicBool::new(true),
             all: Mutex::default(),
+            accelerators: Accelerators::default(),
         }
     }
 
@@ -293,7 +293,6 @@ impl Drop for Machines {
 }
 
 impl Launcher for Machines {
-    #[expect(clippy::zombie_processes, reason = "the node waits for it by its pidfd")]
     fn launch(
         &self,
         _: &Config,
@@ -303,22 +302,12 @@ impl Launcher for Machines {
         cgroup: Option<&Path>,
     ) -> Result<Child, Error> {
         self.faults.call_host("launch").map_err(Error::host("starting a VMM"))?;
-        let mut command = Command::new(PROGRAM);
-        let child = command
-            .arg("600")
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .spawn()
-            .unwrap();
-        let pid = child.id();
-        if let Some(cgroup) = cgroup {
-            std::fs::write(cgroup.join("cgroup.procs"), pid.to_string()).unwrap();
-        }
-        let open = || pidfd_open(Pid::from_raw(i32::try_from(pid).unwrap()).unwrap(), PidfdFlags::empty()).unwrap();
+        let child = processes::start(cgroup);
+        let pid = child.pid;
         let machine = Arc::new(Machine {
             sandbox: stored.sandbox.id.clone(),
             pid,
-            pidfd: open(),
+            pidfd: child.pidfd.try_clone().unwrap(),
             shown: Mutex::new(Shown {
                 zeroed: self.take_zeroed.load(Ordering::SeqCst).then(Vec::new),
                 ..Shown::default()
@@ -337,11 +326,20 @@ impl Launcher for Machines {
         };
         let control = inherited.control().try_clone_to_owned().unwrap();
         std::thread::spawn(move || vmm.serve(&control));
-        Ok(Child {
-            pidfd: open(),
-            pid,
-            timing: Timing::default(),
-        })
+        Ok(child)
+    }
+
+    fn launch_accelerator(
+        &self,
+        _: &Config,
+        stored: &Stored,
+        _: &SandboxPaths,
+        _: &Window,
+        cgroup: Option<&Path>,
+    ) -> Result<Launched, Error> {
+        let refused = self.faults.call_host("launch accelerator");
+        refused.map_err(Error::host("starting an accelerator's server"))?;
+        Ok(self.accelerators.launch(&stored.sandbox.id, cgroup))
     }
 }
 

@@ -22,6 +22,7 @@ mod machine;
 mod memory_templates;
 pub(crate) mod network;
 mod private_memory;
+mod processes;
 mod resets;
 mod saved_cases;
 mod sequences;
@@ -50,7 +51,7 @@ use self::faults::{Crashed, Faults};
 use self::machine::Machines;
 use self::network::Network;
 use crate::Error;
-use crate::config::{Config, Zeroing};
+use crate::config::{Config, Programs, Zeroing};
 use crate::node::{Node, Parts};
 use crate::operations::stages::Started;
 use crate::resources::budget::{HostNumbers, Space};
@@ -173,7 +174,10 @@ impl World {
     fn open(&mut self) {
         let path = self.directory.path();
         let config = Config {
-            vmm: machine::PROGRAM.into(),
+            programs: Programs {
+                vmm: processes::PROGRAM.into(),
+                ..Programs::default()
+            },
             host: Arc::new(Plenty),
             zeroing: Zeroing {
                 ahead: self.zeroed,
@@ -360,6 +364,14 @@ impl World {
         if alive.len() != found.len() {
             return Err("a sandbox has two machines".to_owned());
         }
+        let entries = self.node().entries();
+        let accelerated = entries.values().map(|entry| entry.stored().sandbox);
+        let accelerated = accelerated.filter(|it| it.state.has_vm() && it.config.accelerator.is_some());
+        let mut accelerated: Vec<_> = accelerated.map(|sandbox| sandbox.id).collect();
+        accelerated.sort();
+        let mut served = self.machines.accelerators.served();
+        served.sort();
+        same("accelerators that are served", &served, &accelerated)?;
         same("machines", &found, &wanted)
     }
 

@@ -13,7 +13,7 @@
 //!  volumes/NAME/    _data: a named volume's files
 //!  snapshots/NAME/  record.json, state, memory, disk: a snapshot
 //!  templates/ID/    record.json, state, memory, disk: a template
-//!  sandboxes/ID/    record.json, disk, log, console.log, vmm.log: as long as the sandbox is known
+//!  sandboxes/ID/    record.json, disk, log, console.log, vmm.log, accelerator.log: as long as the sandbox is known
 //!  run/ID/          control, vsock: as long as its VM runs
 //! ```
 
@@ -125,6 +125,10 @@ impl SandboxPaths {
 
     pub(crate) fn vmm_log(&self) -> PathBuf {
         self.directory.join("vmm.log")
+    }
+
+    pub(crate) fn accelerator_log(&self) -> PathBuf {
+        self.directory.join("accelerator.log")
     }
 
     pub(crate) fn control(&self) -> PathBuf {

@@ -12,11 +12,11 @@ use std::path::Path;
 use host::jail::{self, Identity, Isolation, Launch};
 use network::Attachment;
 use node_api::{Class, CpuModel, Paging, Resources};
-use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use rustix::net::SocketType;
 use vmm_api::config::DeviceSpec;
 use vmm_api::devices::{
     BlockConfig, BlockEngine, ConsoleConfig, DeviceConfig, FsConfig, FsDirectory, FsSource, IommuConfig, MacAddress,
-    NetConfig, NetLimits, RngConfig, VsockConfig, VsockSink,
+    NetConfig, NetLimits, PmemConfig, RngConfig, VsockConfig, VsockSink,
 };
 use vmm_api::{FdRef, MemoryMode, PageRuns, RestoreConfig, SnapshotFiles, VmConfig};
 use wire::packet::PacketSocket;
@@ -32,7 +32,9 @@ use crate::saved::prefetch;
 use crate::saved::snapshots::Place;
 use crate::store::database::Stored;
 use crate::store::paths::SandboxPaths;
+use crate::vmm::accelerator::{self, Window};
 use crate::vmm::cmdline::command_line_for;
+use crate::vmm::files::{append, listen, open, open_writable};
 
 /// The guest's own context id: the same in every guest (virtio 1.2, 5.10.4: 0 to 2 are taken).
 const GUEST_CID: u32 = 3;
@@ -182,6 +184,8 @@ pub(crate) struct Outside<'a> {
     pub(crate) image: &'a Path,
     pub(crate) attachment: Option<Attachment>,
     pub(crate) cpus: &'a dyn OwnedCpus,
+    /// What it shares with its accelerator's server.
+    pub(crate) window: Option<File>,
 }
 
 /// Opens everything.
@@ -330,7 +334,12 @@ fn stage(
     stored: &Stored,
     paths: &SandboxPaths,
     vsock: &Path,
-    Outside { image, attachment, .. }: Outside<'_>,
+    Outside {
+        image,
+        attachment,
+        window,
+        ..
+    }: Outside<'_>,
 ) -> Result<Stage, Error> {
     let vsock = listen(vsock, SocketType::STREAM)?;
     let mut fds = Fds::default();
@@ -344,6 +353,10 @@ fn stage(
     if let Some(attachment) = attachment {
         let limits = limits::for_network(&stored.sandbox.config.limits);
         devices.push(interface(&mut fds, attachment, limits)?);
+    }
+    if let Some(window) = window {
+        let file = fds.add(window)?;
+        devices.push(device("accelerator", &PmemConfig { file, private: false })?);
     }
     Ok(Stage {
         fds,
@@ -493,6 +506,16 @@ pub(crate) trait Launcher: fmt::Debug + Send + Sync {
         inherited: &Inherited,
         cgroup: Option<&Path>,
     ) -> Result<jail::Child, Error>;
+
+    /// Starts the server of its accelerator; the window is ready when this returns.
+    fn launch_accelerator(
+        &self,
+        config: &Config,
+        stored: &Stored,
+        paths: &SandboxPaths,
+        window: &Window,
+        cgroup: Option<&Path>,
+    ) -> Result<accelerator::Launched, Error>;
 }
 
 /// As programs in jails.
@@ -508,9 +531,9 @@ impl Launcher for Jailed {
         inherited: &Inherited,
         cgroup: Option<&Path>,
     ) -> Result<jail::Child, Error> {
-        let program = open("the VMM", &config.vmm, NO_ASSETS)?;
+        let program = open("the VMM", &config.programs.vmm, NO_ASSETS)?;
         let level = config.log_level.as_str().to_ascii_lowercase();
-        let name = config.vmm.as_os_str().as_bytes();
+        let name = config.programs.vmm.as_os_str().as_bytes();
         let identity = identity(config, stored);
         let mut words = vec![name.to_vec(), b"--log-level".to_vec(), level.into_bytes()];
         let mut descriptors = Vec::new();
@@ -547,49 +570,19 @@ impl Launcher for Jailed {
         };
         Ok(jail::spawn(&launch)?)
     }
+
+    fn launch_accelerator(
+        &self,
+        config: &Config,
+        stored: &Stored,
+        paths: &SandboxPaths,
+        window: &Window,
+        cgroup: Option<&Path>,
+    ) -> Result<accelerator::Launched, Error> {
+        accelerator::launch(config, stored, paths, window, cgroup)
+    }
 }
 
 fn device<C: DeviceConfig>(id: &str, config: &C) -> Result<DeviceSpec, Error> {
     DeviceSpec::new(id, config).map_err(|e| Error::host("writing a device's configuration")(io::Error::other(e)))
-}
-
-/// Binds a socket; what an earlier VM left at this path goes.
-fn listen(path: &Path, kind: SocketType) -> Result<OwnedFd, Error> {
-    let bound = || -> io::Result<OwnedFd> {
-        match fs::remove_file(path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => (),
-        }
-        let directory = node_api::client::directory(path)?;
-        let socket = rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
-        rustix::net::bind(&socket, &node_api::client::address(path, &directory)?)?;
-        rustix::net::listen(&socket, 64)?;
-        Ok(socket)
-    };
-    bound().map_err(Error::file("make a socket at", path))
-}
-
-fn open(what: &'static str, path: &Path, next: &'static str) -> Result<File, Error> {
-    File::open(path).map_err(not_open(what, path, next))
-}
-
-fn open_writable(what: &'static str, path: &Path, next: &'static str) -> Result<File, Error> {
-    let file = File::options().read(true).write(true).open(path);
-    file.map_err(not_open(what, path, next))
-}
-
-fn not_open(what: &'static str, path: &Path, next: &'static str) -> impl FnOnce(io::Error) -> Error {
-    let path = path.to_owned();
-    move |cause| Error::Open {
-        what,
-        path,
-        cause,
-        next,
-    }
-}
-
-/// A log, made if it is not there.
-fn append(path: &Path) -> Result<File, Error> {
-    let file = File::options().append(true).create(true).open(path);
-    file.map_err(Error::file("open", path))
 }

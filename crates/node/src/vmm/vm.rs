@@ -27,6 +27,7 @@ use crate::guest::reidentify::Own;
 use crate::resources::space::LEAST;
 use crate::store::database::Stored;
 use crate::store::paths::SandboxPaths;
+use crate::vmm::accelerator;
 use crate::vmm::launch::{Prepared, ROOT_SERIAL, Restoring, WRITABLE_SERIAL};
 use crate::vmm::line::{Line, accept, set_patience};
 use crate::vmm::monitor::{Ear, Monitor};
@@ -340,7 +341,7 @@ impl Vm {
             shared_directories: own.shared_directories,
             tmpfs: own.tmpfs,
             pids_max: own.pids_max,
-            accelerator: None,
+            accelerator: accelerator::of_guest(stored),
         };
         let prepared = agent
             .set_read_timeout(Some(self.limits.boot))

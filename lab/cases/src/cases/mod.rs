@@ -1,5 +1,6 @@
 //! Every case; a new one is a file here and a line below.
 
+mod accelerator;
 mod bad_input;
 pub(crate) mod bare;
 mod bare_identity;
@@ -83,6 +84,7 @@ pub(crate) const ALL: &[&Case] = &[
     &block::CASE,
     &vsock::CASE,
     &pmem::CASE,
+    &accelerator::CASE,
     &network::CASE,
     &pause::CASE,
     &snapshot::CASE,

@@ -28,7 +28,7 @@ impl Host {
         let paths = Paths::new(directory.path().to_owned());
         fs::create_dir_all(paths.sandboxes()).unwrap();
         let config = testing::config(directory.path());
-        for program in [&config.vmm, &config.kernel, &config.initramfs] {
+        for program in [&config.programs.vmm, &config.kernel, &config.initramfs] {
             fs::write(program, "first").unwrap();
         }
         let layout = directory.path().join("layout");

@@ -1,0 +1,10 @@
+//! The arguments of `basalt accel`.
+
+use clap::Subcommand;
+
+/// `basalt accel ...`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum AccelVerb {
+    /// List the sandboxes that have an accelerator, and the processes that serve them.
+    Ls,
+}

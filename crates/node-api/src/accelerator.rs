@@ -1,0 +1,146 @@
+//! An accelerator that a sandbox has by forwarded calls: which API, and how large what it shares with its server is. Does not know who
+//! carries calls out.
+
+use std::fmt;
+use std::str::FromStr;
+
+use base::ByteSize;
+use serde::{Deserialize, Serialize};
+
+/// Memory that a guest and its server share, if nobody says how much; and the least and the most.
+pub const WINDOW: ByteSize = ByteSize::mib(256);
+const LEAST_WINDOW: ByteSize = ByteSize::mib(32);
+const MOST_WINDOW: ByteSize = ByteSize::gib(64);
+
+/// What a window is a multiple of.
+const WINDOW_UNIT: u64 = 2 << 20;
+
+/// Which calls are forwarded, and to whom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AcceleratorApi {
+    /// OpenCL, carried out by the host's drivers.
+    Opencl,
+    /// OpenCL, carried out by nobody: calls succeed, and no bytes move. To measure, and to try.
+    Null,
+}
+
+/// An accelerator of a sandbox.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Accelerator {
+    /// Which calls.
+    pub api: AcceleratorApi,
+    /// Bytes that guest and server share, for all programs of the guest; they take what is used of it.
+    pub window: ByteSize,
+}
+
+/// An accelerator that cannot be.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AcceleratorError {
+    /// No API of ours.
+    #[error("there is no accelerator {0:?}: write opencl, or null to try without a driver")]
+    Api(String),
+    /// Not a setting.
+    #[error("{0:?} is no setting of an accelerator: write opencl[:window=SIZE]")]
+    Setting(String),
+    /// Too small, too large, or not a multiple of 2 MiB.
+    #[error("a window of {0} cannot be: give a multiple of 2 MiB from {LEAST_WINDOW} to {MOST_WINDOW}")]
+    Window(ByteSize),
+    /// A machine that none can be given to.
+    #[error(
+        "a sandbox whose memory is not translated can have no accelerator, as that shares memory with its host: leave --accel or --memory-mode identity out"
+    )]
+    Identity,
+    /// A machine that goes on from a template, in which there was none.
+    #[error("a sandbox of a template has no accelerator, as the template has none: leave --accel or --template out")]
+    OfTemplate,
+}
+
+impl Accelerator {
+    /// Checks its numbers.
+    ///
+    /// # Errors
+    /// [`AcceleratorError::Window`].
+    pub fn validate(&self) -> Result<(), AcceleratorError> {
+        let sound =
+            (LEAST_WINDOW..=MOST_WINDOW).contains(&self.window) && self.window.bytes().is_multiple_of(WINDOW_UNIT);
+        match sound {
+            true => Ok(()),
+            false => Err(AcceleratorError::Window(self.window)),
+        }
+    }
+}
+
+impl fmt::Display for AcceleratorApi {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Opencl => "opencl",
+            Self::Null => "null",
+        })
+    }
+}
+
+impl fmt::Display for Accelerator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:window={}", self.api, self.window.bytes())
+    }
+}
+
+impl FromStr for Accelerator {
+    type Err = AcceleratorError;
+
+    fn from_str(text: &str) -> Result<Self, AcceleratorError> {
+        let (api, settings) = text.split_once(':').unwrap_or((text, ""));
+        let api = match api {
+            "opencl" => AcceleratorApi::Opencl,
+            "null" => AcceleratorApi::Null,
+            other => return Err(AcceleratorError::Api(other.to_owned())),
+        };
+        let mut accelerator = Self { api, window: WINDOW };
+        for setting in settings.split(',').filter(|setting| !setting.is_empty()) {
+            let wrong = || AcceleratorError::Setting(setting.to_owned());
+            match setting.split_once('=').ok_or_else(wrong)? {
+                ("window", size) => accelerator.window = size.parse().map_err(|_| wrong())?,
+                _ => return Err(wrong()),
+            }
+        }
+        accelerator.validate()?;
+        Ok(accelerator)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_read_as_it_is_written() {
+        let plain: Accelerator = "opencl".parse().unwrap();
+        assert_eq!((plain.api, plain.window), (AcceleratorApi::Opencl, WINDOW));
+        let other: Accelerator = "null:window=64m".parse().unwrap();
+        assert_eq!((other.api, other.window), (AcceleratorApi::Null, ByteSize::mib(64)));
+        for one in [plain, other] {
+            assert_eq!(one.to_string().parse(), Ok(one));
+            let json = serde_json::to_string(&one).unwrap();
+            assert_eq!(serde_json::from_str::<Accelerator>(&json).unwrap(), one);
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_with_what_can() {
+        for (text, words) in [
+            ("cuda", "opencl, or null"),
+            ("", "opencl, or null"),
+            ("opencl:window", "opencl[:window=SIZE]"),
+            ("opencl:window=big", "opencl[:window=SIZE]"),
+            ("opencl:color=red", "color=red"),
+            ("opencl:window=16m", "multiple of 2 MiB"),
+            ("opencl:window=33m", "multiple of 2 MiB"),
+            ("opencl:window=65g", "multiple of 2 MiB"),
+        ] {
+            let error = text.parse::<Accelerator>().unwrap_err().to_string();
+            assert!(error.contains(words), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! The server of a sandbox's forwarded accelerator: a process beside the VMM, which has what the machine shares with it and the socket of
+//! its vsock. Starts it; what it does is its own affair (docs/accel-server.md).
+
+use std::ffi::CString;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{OpenOptionsExt, chown};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use agent_api::accelerator::{LABEL, OPENCL_DRIVER};
+use host::jail::{self, Isolation, Launch};
+use node_api::{Accelerator, AcceleratorApi};
+use rustix::fs::OFlags;
+
+use crate::Error;
+use crate::config::Config;
+use crate::store::database::Stored;
+use crate::store::paths::SandboxPaths;
+use crate::vmm::files;
+use crate::vmm::launch;
+use crate::vmm::process;
+
+const NO_ACCELERATOR: &str = "run `make run` in Basalt's source tree, which builds it, or set BASALT_ASSETS (basaltd: --assets) to the directory that has it";
+
+/// How much of the server's log is told where it does not start.
+const LAST_WORDS: usize = 2048;
+
+/// What a machine and its accelerator's server share, before either has it.
+#[derive(Debug)]
+pub(crate) struct Window(File);
+
+impl Window {
+    /// For a sandbox that has an accelerator.
+    pub(crate) fn of(stored: &Stored) -> Result<Option<Self>, Error> {
+        let window = |accelerator: Accelerator| base::memfd::sized("accelerator-window", accelerator.window.bytes());
+        let made = stored.sandbox.config.accelerator.map(window).transpose();
+        Ok(made
+            .map_err(Error::host("having memory for the accelerator's window"))?
+            .map(Self))
+    }
+
+    /// Its file again, for the machine.
+    pub(crate) fn file(&self) -> Result<File, Error> {
+        self.0.try_clone().map_err(Error::host("copying a descriptor"))
+    }
+}
+
+/// What its guest's agent is told.
+pub(crate) fn of_guest(stored: &Stored) -> Option<agent_api::Accelerator> {
+    stored
+        .sandbox
+        .config
+        .accelerator
+        .map(|accelerator| agent_api::Accelerator {
+            label: LABEL.to_owned(),
+            opencl: match accelerator.api {
+                AcceleratorApi::Opencl | AcceleratorApi::Null => Some(OPENCL_DRIVER.to_owned()),
+            },
+        })
+}
+
+/// A server that serves nobody before it is told that it is known: if nobody does, it ends.
+#[derive(Debug)]
+pub(crate) struct Launched {
+    pub(crate) child: jail::Child,
+    /// Where it is told.
+    known: Option<UnixStream>,
+}
+
+impl Launched {
+    /// For a server that is none.
+    #[cfg(test)]
+    pub(crate) fn of(child: jail::Child) -> Self {
+        Self { child, known: None }
+    }
+
+    /// Tells it that it is known.
+    pub(crate) fn tell_known(self) -> Result<(), Error> {
+        let told = self.known.map_or(Ok(()), |mut stream| stream.write_all(b"known\n"));
+        told.map_err(Error::host("telling an accelerator's server to begin"))
+    }
+}
+
+/// Starts the server; the window has its file system when this returns.
+pub(crate) fn launch(
+    config: &Config,
+    stored: &Stored,
+    paths: &SandboxPaths,
+    window: &Window,
+    cgroup: Option<&Path>,
+) -> Result<Launched, Error> {
+    let Some(accelerator) = stored.sandbox.config.accelerator else {
+        return Err(Error::host("starting an accelerator's server")(io::Error::other(
+            "the sandbox has none",
+        )));
+    };
+    let (program, driver) = (&config.programs.accelerator, &config.programs.opencl);
+    let program_file = files::open("the accelerator's server", program, NO_ACCELERATOR)?;
+    let driver = files::open("the accelerator's driver for guests", driver, NO_ACCELERATOR)?;
+    let vsock = vsock(config, stored, paths)?;
+    let (own, theirs) = UnixStream::pair().map_err(Error::host("having a pair of sockets"))?;
+    let log = files::append(&paths.accelerator_log())?;
+    let descriptors = [vsock.as_fd(), window.0.as_fd(), driver.as_fd(), theirs.as_fd()];
+    let mut words: Vec<String> = vec![program.display().to_string()];
+    let options = ["--vsock-fd", "--window-fd", "--driver-fd", "--ready-fd"];
+    for (index, option) in options.into_iter().enumerate() {
+        words.extend([option.to_owned(), jail::number_of(index).to_string()]);
+    }
+    words.extend(["--backend".to_owned(), accelerator.api.to_string()]);
+    words.extend(["--log-level".to_owned(), config.log_level.as_str().to_ascii_lowercase()]);
+    let arguments: Vec<CString> = words.into_iter().filter_map(|word| CString::new(word).ok()).collect();
+    let cgroup = cgroup.map(File::open).transpose();
+    let cgroup = cgroup.map_err(Error::host("opening the sandbox's cgroup"))?;
+    let child = jail::spawn(&Launch {
+        program: program_file.as_fd(),
+        arguments: &arguments,
+        environment: &[],
+        descriptors: &descriptors,
+        log: log.as_fd(),
+        cgroup: cgroup.as_ref().map(AsFd::as_fd),
+        isolation: launch::identity(config, stored).map_or(Isolation::None, Isolation::Full),
+        open_files: None,
+        locks_memory: false,
+    })?;
+    drop(theirs);
+    wait(&own, config.limits.answer, paths).inspect_err(|_| {
+        // It has ended, or is of no use; nobody knows of it yet.
+        let killed = child.kill().and_then(|()| child.wait());
+        if let Err(error) = killed {
+            log::error!("an accelerator's server that did not start cannot be reaped: {error}");
+        }
+    })?;
+    Ok(Launched {
+        child,
+        known: Some(own),
+    })
+}
+
+/// The socket by which the VMM connects to its guest, which is that user's then as whom the server runs.
+fn vsock(config: &Config, stored: &Stored, paths: &SandboxPaths) -> Result<File, Error> {
+    let path = paths.vsock();
+    let fail = Error::file("open", &path);
+    if let Some(identity) = launch::identity(config, stored) {
+        chown(&path, Some(identity.uid), Some(identity.gid)).map_err(Error::file("change the owner of", &path))?;
+    }
+    let flags = i32::try_from(OFlags::PATH.bits()).unwrap_or_default();
+    OpenOptions::new()
+        .read(true)
+        .custom_flags(flags)
+        .open(&path)
+        .map_err(fail)
+}
+
+/// Until it says that the window is ready.
+fn wait(mut ready: &UnixStream, limit: Duration, paths: &SandboxPaths) -> Result<(), Error> {
+    if !process::readable(ready, limit) {
+        return Err(Error::Deadline {
+            what: "the accelerator's server",
+            limit,
+        });
+    }
+    let mut said = [0; 6];
+    let read = ready.read_exact(&mut said);
+    if read.is_ok() && &said == b"ready\n" {
+        return Ok(());
+    }
+    let log = std::fs::read(paths.accelerator_log()).unwrap_or_default();
+    let last = String::from_utf8_lossy(&log[log.len().saturating_sub(LAST_WORDS)..]);
+    Err(Error::AcceleratorEnded(match last.trim() {
+        "" => "it said nothing; `basalt-accel-server --version` shows whether it can be started at all".to_owned(),
+        words => words.to_owned(),
+    }))
+}

@@ -1,0 +1,107 @@
+"""The guest's half of the case `accelerator`: a program with OpenCL's loader, as programs use it. The first thing that is not as it should be is the
+exception that ends it.
+
+    accelerator.py compute N      N numbers by a kernel, which are right
+    accelerator.py call N         N calls that are waited for; prints nanoseconds for each
+    accelerator.py survive        tells "ready", computes until there is an error, tells its code and how long it took, and computes anew
+"""
+import ctypes as c
+import sys
+import time
+
+cl = c.CDLL("/cl/libOpenCL.so.1")
+for name in ("clCreateContext", "clCreateCommandQueue", "clCreateBuffer", "clCreateProgramWithSource", "clCreateKernel"):
+    getattr(cl, name).restype = c.c_void_p
+DEVICE_TYPE_ALL = c.c_ulong(0xFFFFFFFF)
+READ_WRITE, COPY_HOST_PTR = 1, 1 << 5
+SOURCE = b"""__kernel void saxpy(float a, __global const float *x, __global float *y) {
+    size_t i = get_global_id(0);
+    y[i] = a * x[i] + y[i];
+}"""
+
+
+class Failed(Exception):
+    pass
+
+
+def check(code):
+    if code != 0:
+        raise Failed(code)
+
+
+def made(call, *args):
+    code = c.c_int(0)
+    result = call(*args, c.byref(code))
+    check(code.value)
+    return c.c_void_p(result)
+
+
+class Accelerator:
+    def __init__(self):
+        count, platform, self.device = c.c_uint(0), c.c_void_p(), c.c_void_p()
+        check(cl.clGetPlatformIDs(1, c.byref(platform), c.byref(count)))
+        assert count.value == 1, f"{count.value} platforms"
+        check(cl.clGetDeviceIDs(platform, DEVICE_TYPE_ALL, 1, c.byref(self.device), None))
+        self.context = made(cl.clCreateContext, None, 1, c.byref(self.device), None, None)
+        self.queue = made(cl.clCreateCommandQueue, self.context, self.device, c.c_ulong(0))
+
+    def compute(self, n):
+        """Tells whether all of n numbers are right."""
+        numbers = c.c_float * n
+        x, y = numbers(*range(n)), numbers(*([1.0] * n))
+        size = c.c_size_t(c.sizeof(numbers))
+        flags = c.c_ulong(READ_WRITE | COPY_HOST_PTR)
+        x_buffer = made(cl.clCreateBuffer, self.context, flags, size, x)
+        y_buffer = made(cl.clCreateBuffer, self.context, flags, size, y)
+        source = c.c_char_p(SOURCE)
+        program = made(cl.clCreateProgramWithSource, self.context, 1, c.byref(source), None)
+        check(cl.clBuildProgram(program, 1, c.byref(self.device), b"", None, None))
+        kernel = made(cl.clCreateKernel, program, b"saxpy")
+        factor = c.c_float(2.0)
+        check(cl.clSetKernelArg(kernel, 0, c.c_size_t(4), c.byref(factor)))
+        check(cl.clSetKernelArg(kernel, 1, c.c_size_t(8), c.byref(x_buffer)))
+        check(cl.clSetKernelArg(kernel, 2, c.c_size_t(8), c.byref(y_buffer)))
+        work = c.c_size_t(n)
+        check(cl.clEnqueueNDRangeKernel(self.queue, kernel, 1, None, c.byref(work), None, 0, None, None))
+        result = numbers()
+        check(cl.clEnqueueReadBuffer(self.queue, y_buffer, 1, c.c_size_t(0), size, result, 0, None, None))
+        return all(result[i] == 2.0 * i + 1.0 for i in range(n))
+
+    def call(self, count):
+        finish, queue = cl.clFinish, self.queue
+        begun = time.monotonic_ns()
+        for _ in range(count):
+            if finish(queue) != 0:
+                raise Failed("clFinish")
+        return (time.monotonic_ns() - begun) // count
+
+
+def survive():
+    accelerator = Accelerator()
+    print("ready", flush=True)
+    while True:
+        begun = time.monotonic()
+        try:
+            accelerator.call(1)
+        except Failed:
+            break
+    took = time.monotonic() - begun
+    end = time.monotonic() + 60
+    while True:
+        try:
+            assert Accelerator().compute(16), "wrong numbers"
+            break
+        except Failed:
+            # The next server may not have begun.
+            assert time.monotonic() < end, "no server came again"
+            time.sleep(0.05)
+    print(f"an error after {took * 1000:.0f} ms, and right numbers later", flush=True)
+
+
+if sys.argv[1] == "compute":
+    assert Accelerator().compute(int(sys.argv[2])), "wrong numbers"
+    print("right")
+elif sys.argv[1] == "call":
+    print(Accelerator().call(int(sys.argv[2])))
+else:
+    survive()

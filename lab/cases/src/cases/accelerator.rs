@@ -1,0 +1,198 @@
+//! An accelerator in a sandbox: a program with the usual loader computes on the host's OpenCL driver by forwarded calls, several at once;
+//! a server that is killed, a sandbox that ends, and what is refused. Calls that are waited for leave the guest alone. The guest's half is
+//! `accelerator.py` beside this file.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::process::Pid;
+
+use super::nvme_disk::tell;
+use crate::basalt::{expect_code, expect_refusal};
+use crate::daemon::{Daemon, kill};
+use crate::{Case, Host};
+
+pub(crate) const CASE: Case = Case {
+    name: "accelerator",
+    limit: Duration::from_secs(400),
+    host,
+    guest: None,
+};
+
+/// The server's process, as the kernel shortens its name.
+const SERVER: &str = "basalt-accel-se";
+
+/// What a program of a guest needs: Debian's loader, and a program that shows what there is.
+const FILES: [&str; 2] = ["/usr/bin/clinfo", "/usr/lib/x86_64-linux-gnu/libOpenCL.so.1"];
+
+/// Calls that are waited for, and how many exits there may be for them all: timers of a busy guest take some.
+const CALLS: u64 = 2000;
+const MOST_EXITS: u64 = CALLS / 20;
+
+fn host(host: &Host) -> Result<()> {
+    let daemon = Daemon::with_templates(host)?;
+    let shared = host.scratch.join("cl");
+    fs::create_dir_all(&shared)?;
+    for file in FILES {
+        let path = Path::new(file);
+        let name = path.file_name().context("a file without a name")?;
+        fs::copy(path, shared.join(name)).with_context(|| format!("{file} of the lab's host"))?;
+    }
+    fs::write(shared.join("accelerator.py"), include_str!("accelerator.py"))?;
+    let volume = format!("{}:/cl:ro", shared.display());
+    let run = |name: &str, accelerator: &str| {
+        let words = [
+            "run",
+            "-d",
+            "--name",
+            name,
+            "--memory",
+            "256m",
+            "--accel",
+            accelerator,
+            "-v",
+            &volume,
+        ];
+        daemon.ok(&[&words[..], &[daemon.image(), "--", "sleep", "10000"]].concat())
+    };
+    run("gpu", "opencl:window=64m")?;
+    programs_compute(&daemon)?;
+    a_server_that_is_killed(&daemon)?;
+    what_is_refused(&daemon)?;
+    daemon.ok(&["rm", "-f", "gpu"])?;
+    ensure!(daemon.processes(SERVER)?.is_empty(), "a server outlives its sandbox");
+
+    run("nobody", "null:window=32m")?;
+    calls_leave_the_guest_alone(&daemon)?;
+    // A daemon that dies leaves it alone, and the next one knows it.
+    let servers = daemon.processes(SERVER)?;
+    daemon.kill()?;
+    let said = daemon.ok(&["exec", "nobody", "python3", "/cl/accelerator.py", "call", "10"])?;
+    ensure!(said.trim().parse::<u64>().is_ok(), "{said}");
+    ensure!(
+        daemon.processes(SERVER)? == servers,
+        "there are other servers than before"
+    );
+    daemon.ok(&["stop", "-t", "0", "nobody"])?;
+    ensure!(daemon.processes(SERVER)?.is_empty(), "a server outlives its machine");
+    daemon.ok(&["start", "nobody"])?;
+    daemon.ok(&["exec", "nobody", "python3", "/cl/accelerator.py", "call", "10"])?;
+    daemon.ok(&["rm", "-f", "nobody"])?;
+    daemon.end()
+}
+
+fn programs_compute(daemon: &Daemon<'_>) -> Result<()> {
+    let said = daemon.ok(&["exec", "--env", "LD_LIBRARY_PATH=/cl", "gpu", "/cl/clinfo", "-l"])?;
+    ensure!(said.contains("Portable Computing Language"), "clinfo said {said:?}");
+    tell(&format!("in the sandbox: {}", said.trim()));
+    let compute = ["exec", "gpu", "python3", "/cl/accelerator.py", "compute", "1000"];
+    let together = [daemon.start(&compute)?, daemon.start(&compute)?];
+    for one in together {
+        let output = one.wait_with_output()?;
+        expect_code(&output, 0)?;
+        ensure!(output.stdout == b"right\n", "{output:?}");
+    }
+    // Another user's program has it, too, and the window's files are nobody's to open but root's.
+    let said = daemon.ok(&[
+        "exec",
+        "--user",
+        "nobody",
+        "gpu",
+        "python3",
+        "/cl/accelerator.py",
+        "compute",
+        "100",
+    ])?;
+    ensure!(said == "right\n", "{said:?}");
+    let read = daemon.run(&["exec", "--user", "nobody", "gpu", "cat", "/run/basalt/accel/slot-0"])?;
+    ensure!(!read.status.success(), "a user reads what others share with the server");
+    Ok(())
+}
+
+/// Its clients have an error at once, and the next context works.
+fn a_server_that_is_killed(daemon: &Daemon<'_>) -> Result<()> {
+    let mut command = daemon.command(&["exec", "gpu", "python3", "/cl/accelerator.py", "survive"]);
+    let mut child = command.stdout(Stdio::piped()).spawn()?;
+    let mut lines = BufReader::new(child.stdout.take().context("its output")?).lines();
+    let ready = lines.next().context("the program ended")??;
+    ensure!(ready == "ready", "{ready}");
+    let processes = daemon.processes(SERVER)?;
+    // The older one starts others, one after the other.
+    let serving = processes
+        .iter()
+        .copied()
+        .find(|pid| parent(*pid).is_some_and(|parent| processes.contains(&parent)));
+    kill(serving.context("no process serves")?)?;
+    let survived = lines.next().context("the program ended")??;
+    tell(&survived);
+    ensure!(child.wait()?.success(), "it did not survive");
+    Ok(())
+}
+
+fn parent(pid: Pid) -> Option<Pid> {
+    let status = fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("PPid:"))?;
+    Pid::from_raw(line.trim().parse().ok()?)
+}
+
+fn what_is_refused(daemon: &Daemon<'_>) -> Result<()> {
+    let refused = |words: &[&str], said: &[&str]| expect_refusal(&daemon.run(words)?, 1, said);
+    refused(&["snapshot", "create", "gpu"], &["it has an accelerator", "basalt cp"])?;
+    let output = daemon.run(&["run", "--accel", "cuda", daemon.image(), "--", "true"])?;
+    expect_refusal(&output, 125, &["there is no accelerator", "opencl, or null"])
+}
+
+/// Calls that are waited for while the server looks for them take no exits; where it sleeps each takes some, which says that they are seen.
+fn calls_leave_the_guest_alone(daemon: &Daemon<'_>) -> Result<()> {
+    let vmm = daemon.find("nobody")?.context("it is gone")?["vmm"]["pid"].as_u64();
+    let vmm = vmm.context("it has no VMM")?;
+    let count = CALLS.to_string();
+    let measure = |transport: &str| -> Result<(u64, u64)> {
+        let variable = format!("BASALT_ACCEL_TRANSPORT={transport}");
+        let words = [
+            "exec",
+            "--env",
+            &variable,
+            "nobody",
+            "python3",
+            "/cl/accelerator.py",
+            "call",
+        ];
+        // What the program costs besides.
+        daemon.ok(&[&words[..], &["1"]].concat())?;
+        let before = exits(vmm)?;
+        daemon.ok(&[&words[..], &["1"]].concat())?;
+        let alone = exits(vmm)? - before;
+        let before = exits(vmm)?;
+        let output = daemon.ok(&[&words[..], &[&count]].concat())?;
+        let all = exits(vmm)? - before;
+        let each = output.trim();
+        tell(&format!(
+            "{transport}: {each} ns a call; {all} exits with {CALLS} calls, {alone} with one"
+        ));
+        Ok((output.trim().parse()?, all.saturating_sub(alone)))
+    };
+    let (_, by_spin) = measure("spin")?;
+    let (_, by_stream) = measure("stream")?;
+    ensure!(by_spin < MOST_EXITS, "{CALLS} calls by spin took {by_spin} exits");
+    ensure!(
+        by_stream > CALLS,
+        "{CALLS} calls by a stream took only {by_stream} exits"
+    );
+    Ok(())
+}
+
+/// Exits of a VMM's virtual CPUs, as KVM counts them.
+fn exits(vmm: u64) -> Result<u64> {
+    for entry in fs::read_dir("/sys/kernel/debug/kvm")? {
+        let entry = entry?;
+        if entry.file_name().to_string_lossy().starts_with(&format!("{vmm}-")) {
+            return Ok(fs::read_to_string(entry.path().join("exits"))?.trim().parse()?);
+        }
+    }
+    bail!("KVM counts nothing of process {vmm}")
+}
