@@ -21,6 +21,7 @@ use agent_api::accelerator::OPENCL_DRIVER;
 use anyhow::{Context as _, Result, bail};
 use rustix::process::{Pid, Signal, WaitOptions, waitpid};
 
+use crate::confine::{self, Confined};
 use crate::options::{GuestFds, Options};
 
 /// What the library's length is made a multiple of: with another version of it the slots are where they were.
@@ -32,7 +33,8 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// What was inherited.
 #[derive(Debug)]
 pub(crate) struct Inherited {
-    vsock: OwnedFd,
+    /// None where it has become a mount of the jail's.
+    vsock: Option<OwnedFd>,
     window: File,
     driver: File,
     ready: File,
@@ -44,11 +46,16 @@ impl Inherited {
         let mut taken = Vec::new();
         let mut take = |option, number| inherited(option, number, &mut taken);
         Ok(Self {
-            vsock: take("--vsock-fd", fds.vsock)?,
+            vsock: Some(take("--vsock-fd", fds.vsock)?),
             window: take("--window-fd", fds.window)?.into(),
             driver: take("--driver-fd", fds.driver)?.into(),
             ready: take("--ready-fd", fds.ready)?.into(),
         })
+    }
+
+    /// The socket, for a jail, which has it at [`confine::VSOCK`].
+    pub(crate) fn take_vsock(&mut self) -> Option<OwnedFd> {
+        self.vsock.take()
     }
 }
 
@@ -98,7 +105,12 @@ pub(crate) fn format(inherited: &mut Inherited) -> Result<Vec<Slot>> {
 }
 
 /// Has processes serve, for ever. Everything that was decided for this one counts for them.
-pub(crate) fn supervise(options: &Options, inherited: &Inherited, slots: &[Slot]) -> Result<()> {
+pub(crate) fn supervise(
+    options: &Options,
+    inherited: &Inherited,
+    slots: &[Slot],
+    confined: Option<&Confined>,
+) -> Result<()> {
     loop {
         let begun = Instant::now();
         let Some(child) = fork().context("no process to serve the guest")? else {
@@ -119,6 +131,9 @@ pub(crate) fn supervise(options: &Options, inherited: &Inherited, slots: &[Slot]
                 (code, None) => format!("exit code {}", code.unwrap_or_default()),
             }
         );
+        if let Some(confined) = confined {
+            confined.remove_leftovers();
+        }
         std::thread::sleep(PAUSE.saturating_sub(begun.elapsed()));
     }
 }
@@ -148,7 +163,10 @@ fn serve(options: &Options, inherited: &Inherited, slots: &[Slot]) -> Result<()>
     let server = Arc::new(Server::new(backend, options.settings()));
     let slots = Slots::new(inherited.window.try_clone()?, slots.to_vec()).context("--window-fd")?;
     // A socket is connected to by a path, which this is of a descriptor (proc(5), /proc/PID/fd).
-    let vsock = PathBuf::from(format!("/proc/self/fd/{}", inherited.vsock.as_raw_fd()));
+    let vsock = match &inherited.vsock {
+        Some(vsock) => PathBuf::from(format!("/proc/self/fd/{}", vsock.as_raw_fd())),
+        None => confine::VSOCK.into(),
+    };
     Arc::new(Guest::new(server, slots, vsock)).serve()
 }
 

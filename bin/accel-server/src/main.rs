@@ -2,6 +2,7 @@
 //!
 //! A signal ends it as any process: clients see it by the window's life word, and the next server replaces the socket.
 
+mod confine;
 mod guest;
 mod options;
 
@@ -18,8 +19,18 @@ fn serve(options: &Options) -> Result<()> {
     match &options.place {
         Place::Host(socket) => {
             observe::logger::init("basalt-accel-server: ", options.log_level)?;
-            let backend = backend(options)?;
-            let listener = Server::listen(socket)?;
+            let (backend, listener) = match &options.jail {
+                None => {
+                    let backend = backend(options)?;
+                    (backend, Server::listen(socket)?)
+                }
+                // The socket's path is one of the host's, which a jail does not have.
+                Some(jail) => {
+                    let listener = Server::listen(socket)?;
+                    confine::enter(jail, options.library.as_deref(), None)?;
+                    (backend(options)?, listener)
+                }
+            };
             log::info!("{} is served on {}", backend.name(), socket.display());
             Ok(Arc::new(Server::new(backend, options.settings())).serve(listener)?)
         }
@@ -27,8 +38,16 @@ fn serve(options: &Options) -> Result<()> {
             // First of all: it relies on nothing else being open.
             let mut inherited = Inherited::take(*fds)?;
             observe::logger::init("basalt-accel-server: ", options.log_level)?;
+            let confined = match &options.jail {
+                Some(jail) => Some(confine::enter(
+                    jail,
+                    options.library.as_deref(),
+                    inherited.take_vsock(),
+                )?),
+                None => None,
+            };
             let slots = guest::format(&mut inherited)?;
-            guest::supervise(options, &inherited, &slots)
+            guest::supervise(options, &inherited, &slots, confined.as_ref())
         }
     }
 }

@@ -9,11 +9,13 @@ use anyhow::{Context as _, Result, bail};
 use base::ByteSize;
 use log::LevelFilter;
 
+use crate::confine::{self, Jail};
+
 const HELP: &str = "\
 basalt-accel-server: carries out forwarded calls of an accelerator's API (see docs/accel.md)
 
 Usage: basalt-accel-server --socket PATH --backend opencl|null [--library PATH] [--arena SIZE] [--threads NUMBER]
-                           [--transports LIST] [--log-level LEVEL]
+                           [--transports LIST] [--log-level LEVEL] [--jail [what it is like]]
        basalt-accel-server --vsock-fd FD --window-fd FD --driver-fd FD --ready-fd FD --backend ... (the node's daemon does that)
 
   --socket PATH      where clients connect, for this user alone; a socket that nobody listens on is replaced
@@ -35,8 +37,10 @@ Examples:
   basalt-accel-server --socket /run/accel.sock --backend opencl
   OCL_ICD_VENDORS=/etc/OpenCL/vendors/pocl.icd basalt-accel-server --socket accel.sock --backend opencl --arena 1g
   basalt-accel-server --socket accel.sock --backend null --transports spin
+  unshare --user --map-root-user --pid --fork --mount --net --ipc --uts \
+    basalt-accel-server --socket /run/accel.sock --backend opencl --jail
 
-SIGTERM ends it at once; its clients get errors of the API. It is not in a jail yet: start it as a user who may do little.
+SIGTERM ends it at once, and SIGKILL in a jail; its clients get errors of the API.
 ";
 
 /// The loader's name, which dlopen(3) looks for.
@@ -76,6 +80,8 @@ pub(crate) struct Options {
     pub(crate) threads: u32,
     pub(crate) transports: Vec<Transport>,
     pub(crate) log_level: LevelFilter,
+    /// What is left to it; nothing is taken without.
+    pub(crate) jail: Option<Jail>,
 }
 
 impl Options {
@@ -95,7 +101,7 @@ impl Options {
 #[derive(Debug)]
 pub(crate) enum Command {
     Serve(Options),
-    Print(&'static str),
+    Print(String),
 }
 
 /// Reads this process's arguments.
@@ -111,6 +117,7 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
     let mut threads = 32;
     let mut transports = None;
     let mut log_level = LevelFilter::Warn;
+    let mut jail = confine::Flags::default();
     while let Some(argument) = parser.next()? {
         match argument {
             Long("socket") => socket = Some(PathBuf::from(parser.value()?)),
@@ -124,14 +131,16 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
             Long("threads") => threads = parser.value()?.parse()?,
             Long("transports") => transports = Some(list(&parser.value()?.string()?)?),
             Long("log-level") => log_level = parser.value()?.parse()?,
+            Long("jail") => jail.want(),
+            Long("scratch") => jail.scratch(parser.value()?.parse()?)?,
+            Long("device") => jail.device(parser.value()?)?,
+            Long("read-only") => jail.read_only(parser.value()?)?,
             Long("version") => {
-                return Ok(Command::Print(concat!(
-                    "basalt-accel-server ",
-                    env!("CARGO_PKG_VERSION"),
-                    "\n"
-                )));
+                return Ok(Command::Print(
+                    concat!("basalt-accel-server ", env!("CARGO_PKG_VERSION"), "\n").into(),
+                ));
             }
-            Short('h') | Long("help") => return Ok(Command::Print(HELP)),
+            Short('h') | Long("help") => return Ok(Command::Print(format!("{HELP}\n{}", confine::HELP))),
             other => return Err(other.unexpected().into()),
         }
     }
@@ -156,6 +165,7 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
         threads,
         transports: transports.unwrap_or_else(|| Transport::preferred(cpus).to_vec()),
         log_level,
+        jail: jail.finish()?,
     }))
 }
 

@@ -106,6 +106,17 @@ pub enum Error {
         #[source]
         cause: io::Error,
     },
+    /// A part of the root that a process confines itself to.
+    #[error("this process cannot confine itself: {step} for {}", path.display())]
+    Root {
+        /// The step.
+        step: &'static str,
+        /// What should have been in the root, or is.
+        path: PathBuf,
+        /// What the kernel said.
+        #[source]
+        cause: io::Error,
+    },
     /// A file of zeroed memory cannot be made, or filled.
     #[error("zeroed memory cannot be made ahead: {step}")]
     ZeroedMemory {

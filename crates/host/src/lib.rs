@@ -15,6 +15,7 @@ mod error;
 pub mod isolation;
 pub mod jail;
 pub mod kvm;
+mod mount_attributes;
 pub mod page_cache;
 pub mod resources;
 pub mod share;

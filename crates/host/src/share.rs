@@ -11,23 +11,10 @@ use rustix::io::Errno;
 use rustix::mount::OpenTreeFlags;
 
 use crate::Error;
-
-/// `struct mount_attr` (linux/mount.h).
-#[repr(C)]
-struct MountAttr {
-    attr_set: u64,
-    attr_clr: u64,
-    propagation: u64,
-    userns_fd: u64,
-}
-
-// linux/mount.h
-const MOUNT_ATTR_RDONLY: u64 = 0x0000_0001;
-const MOUNT_ATTR_NOSUID: u64 = 0x0000_0002;
-const MOUNT_ATTR_NODEV: u64 = 0x0000_0004;
-const MOUNT_ATTR_NOEXEC: u64 = 0x0000_0008;
-const MOUNT_ATTR_IDMAP: u64 = 0x0010_0000;
-const MOUNT_ATTR_NOSYMFOLLOW: u64 = 0x0020_0000;
+use crate::mount_attributes::{
+    self, MOUNT_ATTR_IDMAP, MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NOSYMFOLLOW,
+    MOUNT_ATTR_RDONLY, MountAttr,
+};
 
 const NO_MAPPING: &str = "the file system there cannot map owners: share a directory of ext4, XFS or btrfs (from \
                           Linux 6.3 on also tmpfs), or of another disk";
@@ -53,6 +40,17 @@ pub fn directory(open: BorrowedFd<'_>, path: &Path, read_only: bool, pid: u32) -
         let root = rustix::process::geteuid().is_root();
         failed("mapping the owners", path, cause, after_mapping(cause, root))
     })?;
+    Ok(mount)
+}
+
+/// The directory that `open` is, to be read alone, for a process that has no way to it: it finds files there, and connects to
+/// sockets. Owners stay whoever they are, so what may be looked at is what others may look at. Mounts below it are left out.
+///
+/// # Errors
+/// [`Error::Share`].
+pub fn read_only(open: BorrowedFd<'_>, path: &Path) -> Result<OwnedFd, Error> {
+    let mount = detached(open, path)?;
+    set(&mount, MOUNT_ATTR_RDONLY, None).map_err(|cause| failed("restricting the mount", path, cause, NO_MOUNTS))?;
     Ok(mount)
 }
 
@@ -106,22 +104,7 @@ fn set(mount: &OwnedFd, more: u64, owners: Option<&OwnedFd>) -> Result<(), Errno
         propagation: alone,
         userns_fd: owners.map_or(0, |fd| u64::from(fd.as_raw_fd().cast_unsigned())),
     };
-    let (call, fd, name) = (libc::SYS_mount_setattr, mount.as_raw_fd(), c"".as_ptr());
-    // SAFETY: 1. name and structure live through the call and are only read; 2. the size is the structure's.
-    let result = unsafe {
-        libc::syscall(
-            call,
-            fd,
-            name,
-            libc::AT_EMPTY_PATH,
-            &raw const attr,
-            size_of::<MountAttr>(),
-        )
-    };
-    match result {
-        0 => Ok(()),
-        _ => Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)),
-    }
+    mount_attributes::set(mount.as_fd(), &attr, false)
 }
 
 #[cfg(test)]

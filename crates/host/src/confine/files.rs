@@ -1,7 +1,7 @@
 //! The thread that keeps rights to files while the rest of its process gives up all: what is left to it, and how it ends
 //! beneath a few directories. Knows neither what it does there nor who asked for it.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::thread::CapabilitySet;
 
@@ -32,5 +32,9 @@ pub fn keep_files() -> Result<(), Error> {
 /// # Errors
 /// [`Error::Confine`].
 pub fn enclose_files(directories: &[OwnedFd]) -> Result<Option<u32>, Error> {
-    landlock::deny_all_but(directories)
+    let beneath: Vec<_> = directories
+        .iter()
+        .map(|directory| (directory.as_fd(), landlock::FS_BENEATH))
+        .collect();
+    landlock::deny_all_but(&beneath)
 }

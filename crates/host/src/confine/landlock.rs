@@ -1,6 +1,6 @@
 //! landlock: no path can be opened but beneath what is named, whatever else goes wrong. Constants are those of Linux `uapi/linux/landlock.h`.
 
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use rustix::io::Errno;
 
@@ -69,9 +69,16 @@ struct PathBeneathAttr {
 const RULE_PATH_BENEATH: libc::c_int = 1;
 
 /// What files and directories of a share can be: everything but programs that run, and device nodes.
-const FS_BENEATH: u64 = ((FS_FIRST & !FS_EXECUTE) & !FS_MAKE_CHAR & !FS_MAKE_BLOCK) | FS_REFER | FS_TRUNCATE;
-/// `LANDLOCK_ACCESS_FS_EXECUTE`, `_MAKE_CHAR`, `_MAKE_BLOCK`.
-const FS_EXECUTE: u64 = 1 << 0;
+pub(super) const FS_BENEATH: u64 = ((FS_FIRST & !FS_EXECUTE) & !FS_MAKE_CHAR & !FS_MAKE_BLOCK) | FS_REFER | FS_TRUNCATE;
+/// What can be looked at and executed.
+pub(super) const FS_READ: u64 = FS_EXECUTE | FS_READ_FILE | FS_READ_DIR;
+/// Devices that are used.
+pub(super) const FS_DEVICES: u64 = FS_READ_FILE | FS_READ_DIR | FS_WRITE_FILE | FS_IOCTL_DEV;
+/// `LANDLOCK_ACCESS_FS_EXECUTE`, `_WRITE_FILE`, `_READ_FILE`, `_READ_DIR`, `_MAKE_CHAR`, `_MAKE_BLOCK`.
+pub(super) const FS_EXECUTE: u64 = 1 << 0;
+const FS_WRITE_FILE: u64 = 1 << 1;
+const FS_READ_FILE: u64 = 1 << 2;
+const FS_READ_DIR: u64 = 1 << 3;
 const FS_MAKE_CHAR: u64 = 1 << 6;
 const FS_MAKE_BLOCK: u64 = 1 << 11;
 
@@ -86,8 +93,12 @@ pub(super) fn deny_everything() -> Result<Option<u32>, Error> {
     deny_all_but(&[])
 }
 
-/// Denies all of it, but for files beneath these directories. `None` also where landlock is too old for directories.
-pub(super) fn deny_all_but(directories: &[OwnedFd]) -> Result<Option<u32>, Error> {
+/// A directory, and what is allowed beneath it.
+pub(super) type Beneath<'a> = (BorrowedFd<'a>, u64);
+
+/// Denies all of it, but for what is allowed beneath these directories. `None` also where landlock is too old for
+/// directories.
+pub(super) fn deny_all_but(directories: &[Beneath<'_>]) -> Result<Option<u32>, Error> {
     let step = failed("restricting itself with landlock", "");
     let null = std::ptr::null::<RulesetAttr>();
     // SAFETY: with this flag the kernel reads no structure.
@@ -109,9 +120,9 @@ pub(super) fn deny_all_but(directories: &[OwnedFd]) -> Result<Option<u32>, Error
     };
     // SAFETY: the kernel has just made this descriptor for us.
     let ruleset = unsafe { OwnedFd::from_raw_fd(ruleset) };
-    for directory in directories {
+    for (directory, allowed) in directories {
         let rule = PathBeneathAttr {
-            allowed_access: FS_BENEATH & attr.handled_access_fs,
+            allowed_access: allowed & attr.handled_access_fs,
             parent_fd: directory.as_raw_fd(),
         };
         let number = ruleset.as_raw_fd();

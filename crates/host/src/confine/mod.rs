@@ -1,15 +1,19 @@
 //! How a process that was started with all it needs gives up everything else, once and for good.
 //!
 //! For a process with one thread, before it reads anything from a stranger. Afterwards it is in an empty, read-only root,
-//! has no capability and can get none, may open no file by a path, and cannot be looked into by its like. System calls
+//! has no capability and can get none, may open no file by a path, and cannot be looked into by its like; or, with
+//! [`enter_root`], its root has what it needs, and landlock keeps it to that. System calls
 //! are not filtered here: which ones are needed is known to the program only. One thread can be set aside before, which
 //! keeps the rights to files ([`keep_files`]). Does not know who prepared the namespaces ([`crate::jail`]), if anybody.
 
 mod files;
 mod landlock;
+mod root;
 
-use std::ffi::CStr;
+use std::ffi::CString;
 use std::io;
+use std::os::fd::AsFd;
+use std::path::Path;
 
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
@@ -20,6 +24,7 @@ use crate::Error;
 use crate::jail::Pool;
 
 pub use files::{enclose_files, keep_files};
+pub use root::{Root, Scratch};
 
 /// What became of the parts that depend on the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +47,7 @@ pub fn enter(before: impl FnOnce() -> io::Result<()>) -> Result<Report, Error> {
     if !prepared {
         unshare()?;
     }
-    empty_root().map_err(|(name, error)| failed(name, NEEDS_NAMESPACES)(error))?;
+    empty_root()?;
     rustix::system::sethostname(b"basalt").map_err(failed("setting the host name", NEEDS_NAMESPACES))?;
     limit_resources().map_err(failed("limiting resources", ""))?;
     before().map_err(|cause| Error::Confine {
@@ -54,6 +59,65 @@ pub fn enter(before: impl FnOnce() -> io::Result<()>) -> Result<Report, Error> {
     let landlock = landlock::deny_everything()?;
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(failed("becoming undumpable", ""))?;
     Ok(Report { prepared, landlock })
+}
+
+/// Confines this process to a root with what it needs, for one that runs other people's code in itself: it may execute
+/// programs and map code, so its namespaces have to be made by somebody else. `processes` are the most that its user may
+/// have at a time, threads counted.
+///
+/// # Errors
+/// [`Error::NoJail`] outside of namespaces of its own, before anything was changed; [`Error::Root`] and [`Error::Confine`]
+/// with the step: the process is half confined then and should end.
+pub fn enter_root(root: Root, processes: u64) -> Result<Report, Error> {
+    in_own_namespaces()?;
+    let scratch = root.enter()?;
+    rustix::system::sethostname(b"basalt").map_err(failed("setting the host name", NEEDS_NAMESPACES))?;
+    limit_resources()
+        .and_then(|()| {
+            let limit = Rlimit {
+                current: Some(processes),
+                maximum: Some(processes),
+            };
+            rustix::process::setrlimit(Resource::Nproc, limit)
+        })
+        .map_err(failed("limiting resources", ""))?;
+    give_up_capabilities(CapabilitySet::empty())?;
+    let directory = |path: &Path| root::open(path).map_err(failed("opening a directory of the new root", ""));
+    let (all, devices, room) = (
+        directory("/".as_ref())?,
+        directory("/dev".as_ref())?,
+        directory(&scratch.at)?,
+    );
+    let landlock = landlock::deny_all_but(&[
+        (all.as_fd(), landlock::FS_READ),
+        (devices.as_fd(), landlock::FS_DEVICES),
+        (room.as_fd(), landlock::FS_BENEATH | landlock::FS_EXECUTE),
+    ])?;
+    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(failed("becoming undumpable", ""))?;
+    Ok(Report {
+        prepared: true,
+        landlock,
+    })
+}
+
+/// Whether somebody has made namespaces for this process. Its user namespace is another one than the host's when not all
+/// users are themselves in it; the others are made with it, and cannot be told from the host's without the host's.
+fn in_own_namespaces() -> Result<(), Error> {
+    let path = "/proc/self/uid_map";
+    let map = std::fs::read_to_string(path).map_err(|cause| Error::Root {
+        step: "finding out about namespaces",
+        path: path.into(),
+        cause,
+    })?;
+    let everybody = map.split_whitespace().eq(["0", "0", "4294967295"]);
+    if rustix::process::getpid().as_raw_nonzero().get() == 1 && !everybody && rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
+    Err(Error::NoJail {
+        why: "nobody has made namespaces for this process, in which it is the first one".to_owned(),
+        next: "have it started by the node's daemon, or by `unshare --user --map-root-user --pid --fork --mount --net \
+               --ipc --uts`, or do without the jail",
+    })
 }
 
 const NEEDS_NAMESPACES: &str = "; start it by a daemon that makes its namespaces, or as root of the host";
@@ -102,21 +166,22 @@ fn unshare() -> Result<(), Error> {
     map("/proc/self/gid_map", format!("0 {} 1\n", gid.as_raw()))
 }
 
-type Step = (&'static str, Errno);
-
-fn at(name: &'static str) -> impl Fn(Errno) -> Step {
-    move |error| (name, error)
+/// Makes an empty file system the root, and lets go of every other mount.
+fn empty_root() -> Result<(), Error> {
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC | MountFlags::RDONLY;
+    change_root(flags, "size=4k,nr_inodes=1,mode=0555")
 }
 
-/// Makes an empty file system the root, and lets go of every other mount.
-fn empty_root() -> Result<(), Step> {
+/// Makes a new tmpfs the root, and lets go of every other mount.
+fn change_root(flags: MountFlags, options: &str) -> Result<(), Error> {
+    let at = |step| failed(step, NEEDS_NAMESPACES);
     // What is unmounted here must stay mounted elsewhere.
     let propagation = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
     rustix::mount::mount_change("/", propagation).map_err(at("making mounts private"))?;
-    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC | MountFlags::RDONLY;
-    let options: &CStr = c"size=4k,nr_inodes=1,mode=0555";
+    let step = "mounting an empty file system";
+    let options = CString::new(options).map_err(|_| at(step)(Errno::INVAL))?;
     // Any directory that every host has will do: it is seen for three lines.
-    rustix::mount::mount("basalt", "/proc", "tmpfs", flags, options).map_err(at("mounting an empty file system"))?;
+    rustix::mount::mount("basalt", "/proc", "tmpfs", flags, options.as_c_str()).map_err(at(step))?;
     rustix::process::chdir("/proc").map_err(at("entering the empty file system"))?;
     // The old root is put on top of the new one, and goes from there (pivot_root(2), notes).
     rustix::process::pivot_root(".", ".").map_err(at("changing the root"))?;

@@ -44,7 +44,8 @@ pub enum Isolation {
 /// What is to be started, and with what.
 #[derive(Debug)]
 pub struct Launch<'a> {
-    /// The program, open for reading; a static one, or its loader will not find its libraries.
+    /// The program, open for reading. One that is not static has its loader and libraries from the host's file system, which it
+    /// sees until it confines itself.
     pub program: BorrowedFd<'a>,
     /// Its arguments, from its own name on.
     pub arguments: &'a [CString],
