@@ -27,6 +27,7 @@ impl Served {
             records: 256,
             arena: 64 << 20,
             patience: Duration::from_secs(5),
+            busy_poll: None,
         };
         let backend = Backend::opencl(Path::new("libOpenCL.so.1")).unwrap();
         let listener = Server::listen(&directory.path().join("socket")).unwrap();

@@ -66,6 +66,7 @@ fn measure(
         records: 256,
         arena: 1 << 20,
         patience: MOST,
+        busy_poll: None,
     };
     let (near, far) = PacketSocket::pair()?;
     let serving = std::thread::spawn(move || {

@@ -51,6 +51,7 @@ fn node() -> Node {
         records: 16,
         arena: 64 << 20,
         patience: MOST,
+        busy_poll: None,
     };
     let server = Arc::new(Server::new(Backend::null(), settings));
     let slot = |name: &str, offset, length| Slot {

@@ -208,6 +208,7 @@ fn run_server(records: u32, cpu: Option<usize>) -> Result<()> {
         records,
         arena: 1 << 20,
         patience: MOST,
+        busy_poll: None,
     };
     let mut connection = accept(socket, &settings)?;
     let mut end = connection.ends.remove(0);

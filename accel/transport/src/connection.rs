@@ -56,6 +56,8 @@ pub struct Settings {
     pub arena: u64,
     /// How long a client has to say what it wishes.
     pub patience: Duration,
+    /// How long who waits for a record of a ring looks before it sleeps, at most; if missing, what is the transport's.
+    pub busy_poll: Option<Duration>,
 }
 
 /// A client's half of a connection.
@@ -110,9 +112,18 @@ pub fn connect(socket: PacketSocket, offer: &Offer) -> Result<ClientConnection, 
             pairs,
             wake,
             memory,
-        } => (Agreement { transport, pairs }, wake, memory),
+            busy_poll_us,
+        } => {
+            let busy_poll = Duration::from_micros(busy_poll_us.into());
+            let agreed = Agreement {
+                transport,
+                pairs,
+                busy_poll,
+            };
+            (agreed, wake, memory)
+        }
     };
-    let Agreement { transport, pairs } = agreed;
+    let Agreement { transport, pairs, .. } = agreed;
     if !offer.transports.contains(&transport) || pairs == 0 || pairs > offer.pairs {
         let reason = format!("{transport} with {pairs} pairs was not asked for");
         return Err(unsound("welcome", reason));
@@ -127,7 +138,7 @@ pub fn connect(socket: PacketSocket, offer: &Offer) -> Result<ClientConnection, 
     let mut ends = Vec::new();
     for pair in 0..pairs {
         let way = match &window {
-            Some((window, _)) => Way::Ring(Box::new(client_end(transport, window, pair, fds.next(), &socket)?)),
+            Some((window, _)) => Way::Ring(Box::new(client_end(agreed, window, pair, fds.next(), &socket)?)),
             None => Way::Stream(StreamEnd::new(next(pair, fds.next())?, Sequence::Stamped)?),
         };
         ends.push(ClientEnd::new(way, transport));
@@ -170,7 +181,7 @@ fn open_window(
 
 /// A client's end of a pair of rings.
 fn client_end(
-    transport: Transport,
+    agreed: Agreement,
     window: &Window,
     pair: u32,
     bell: Option<OwnedFd>,
@@ -185,12 +196,12 @@ fn client_end(
         None => futex_signal(window, pair, Side::Client)?,
     };
     let rings = window.client_pair(pair)?;
-    let placement = match transport {
+    let placement = match agreed.transport {
         Transport::SameCpu => Placement::tell(window.client_cpu(pair)?),
         _ => Placement::Anywhere,
     };
     let rings = (rings.submissions, rings.completions);
-    Ok(ring_end(transport, window, rings, (signal, peer, placement)))
+    Ok(ring_end(agreed.busy_poll, window, rings, (signal, peer, placement)))
 }
 
 fn next(pair: u32, fd: Option<OwnedFd>) -> Result<OwnedFd, Error> {
@@ -250,6 +261,7 @@ impl Agreement {
             pairs: self.pairs,
             wake,
             memory,
+            busy_poll_us: u32::try_from(self.busy_poll.as_micros()).unwrap_or(u32::MAX),
         }
     }
 
@@ -356,7 +368,7 @@ impl Agreement {
         };
         let rings = window.server_pair(pair)?;
         let rings = (rings.completions, rings.submissions);
-        Ok(ring_end(self.transport, window, rings, (signal, peer, placement)))
+        Ok(ring_end(self.busy_poll, window, rings, (signal, peer, placement)))
     }
 }
 
@@ -373,7 +385,7 @@ fn futex_signal(window: &Window, pair: u32, side: Side) -> Result<Box<dyn Signal
 
 /// One side of a pair of rings: what goes out, and what comes in.
 fn ring_end(
-    transport: Transport,
+    busy_poll: Duration,
     window: &Window,
     (outgoing, incoming): (wire::ring::Producer, wire::ring::Consumer),
     (signal, peer, placement): (Box<dyn Signal>, Peer, Placement),
@@ -383,7 +395,7 @@ fn ring_end(
         incoming,
         signal,
         peer,
-        poll: BusyPoll::up_to(transport.busy_poll()),
+        poll: BusyPoll::up_to(busy_poll),
         placement,
         batch: BATCH.min(u64::from(window.geometry().records() / 2)),
         since: None,

@@ -51,6 +51,8 @@ pub(crate) enum Welcome {
         pairs: u32,
         wake: Wake,
         memory: Memory,
+        /// How long who waits for a record of a ring looks before it sleeps, at most, in microseconds.
+        busy_poll_us: u32,
     },
     Refused(String),
 }
@@ -62,6 +64,8 @@ pub struct Agreement {
     pub transport: Transport,
     /// For so many threads.
     pub pairs: u32,
+    /// How long who waits for a record of a ring looks before it sleeps, at most.
+    pub busy_poll: Duration,
 }
 
 impl Agreement {
@@ -101,7 +105,11 @@ fn choose(hello: &Hello, settings: &Settings) -> Result<Agreement, String> {
     })?;
     match hello.pairs.min(settings.pairs) {
         0 => Err("no pairs of rings were asked for".to_owned()),
-        pairs => Ok(Agreement { transport, pairs }),
+        pairs => Ok(Agreement {
+            transport,
+            pairs,
+            busy_poll: settings.busy_poll.unwrap_or(transport.busy_poll()),
+        }),
     }
 }
 

@@ -20,6 +20,7 @@ fn settings() -> Settings {
         records: 8,
         arena: 1 << 16,
         patience: Duration::from_millis(200),
+        busy_poll: None,
     }
 }
 
@@ -149,7 +150,7 @@ fn a_server_that_lies_is_found_out() {
         drop(far);
         error.to_string()
     };
-    let two = r#"{"accepted":{"transport":"same-cpu","pairs":2,"wake":"words","memory":"memfd"}}"#;
+    let two = r#"{"accepted":{"transport":"same-cpu","pairs":2,"wake":"words","memory":"memfd","busy_poll_us":0}}"#;
     for (welcome, fds, words) in [
         (two, vec![unsealed()], "not sealed"),
         (two, vec![empty()], "no window"),
@@ -157,12 +158,12 @@ fn a_server_that_lies_is_found_out() {
         (two, vec![empty(), empty()], "2 descriptors came, 1 were due"),
         (two, vec![], "welcome did not come"),
         (
-            r#"{"accepted":{"transport":"bell","pairs":2,"wake":"sockets","memory":"memfd"}}"#,
+            r#"{"accepted":{"transport":"bell","pairs":2,"wake":"sockets","memory":"memfd","busy_poll_us":0}}"#,
             vec![],
             "not asked for",
         ),
         (
-            r#"{"accepted":{"transport":"same-cpu","pairs":3,"wake":"words","memory":"memfd"}}"#,
+            r#"{"accepted":{"transport":"same-cpu","pairs":3,"wake":"words","memory":"memfd","busy_poll_us":0}}"#,
             vec![],
             "not asked for",
         ),

@@ -38,6 +38,7 @@ fn settings() -> Settings {
         records: 8,
         arena: 1 << 20,
         patience: MOST,
+        busy_poll: None,
     }
 }
 

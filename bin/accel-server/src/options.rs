@@ -15,7 +15,7 @@ const HELP: &str = "\
 basalt-accel-server: carries out forwarded calls of an accelerator's API (see docs/accel.md)
 
 Usage: basalt-accel-server --socket PATH --backend opencl|null [--library PATH] [--arena SIZE] [--threads NUMBER]
-                           [--transports LIST] [--log-level LEVEL] [--jail [what it is like]]
+                           [--transports LIST] [--busy-poll MICROS] [--log-level LEVEL] [--jail [what it is like]]
        basalt-accel-server --vsock-fd FD --window-fd FD --driver-fd FD --ready-fd FD --backend ... (the node's daemon does that)
 
   --socket PATH      where clients connect, for this user alone; a socket that nobody listens on is replaced
@@ -29,6 +29,7 @@ Usage: basalt-accel-server --socket PATH --backend opencl|null [--library PATH] 
   --arena SIZE       memory that is shared with each client for what is large, at most; it takes what is used of it; 256m
   --threads NUMBER   the most threads of a client that can call at a time; 32
   --transports LIST  how records may travel: spin, bell, same-cpu, stream, synchronous, with commas; what fits this host
+  --busy-poll MICROS how long who waits for a record looks for it before it sleeps, at most; spin 50, bell 10, others 0
   --log-level LEVEL  off, error, warn (default), info, debug or trace
   --version          print the version
   --help             print this text
@@ -79,6 +80,7 @@ pub(crate) struct Options {
     pub(crate) arena: ByteSize,
     pub(crate) threads: u32,
     pub(crate) transports: Vec<Transport>,
+    pub(crate) busy_poll: Option<Duration>,
     pub(crate) log_level: LevelFilter,
     /// What is left to it; nothing is taken without.
     pub(crate) jail: Option<Jail>,
@@ -93,6 +95,7 @@ impl Options {
             records: RECORDS,
             arena: self.arena.0,
             patience: PATIENCE,
+            busy_poll: self.busy_poll,
         }
     }
 }
@@ -116,6 +119,7 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
     let mut arena = ByteSize(256 << 20);
     let mut threads = 32;
     let mut transports = None;
+    let mut busy_poll = None;
     let mut log_level = LevelFilter::Warn;
     let mut jail = confine::Flags::default();
     while let Some(argument) = parser.next()? {
@@ -130,6 +134,10 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
             Long("arena") => arena = parser.value()?.parse()?,
             Long("threads") => threads = parser.value()?.parse()?,
             Long("transports") => transports = Some(list(&parser.value()?.string()?)?),
+            Long("busy-poll") => {
+                let micros: u32 = parser.value()?.parse()?;
+                busy_poll = Some(Duration::from_micros(micros.into()));
+            }
             Long("log-level") => log_level = parser.value()?.parse()?,
             Long("jail") => jail.want(),
             Long("scratch") => jail.scratch(parser.value()?.parse()?)?,
@@ -164,6 +172,7 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
         arena,
         threads,
         transports: transports.unwrap_or_else(|| Transport::preferred(cpus).to_vec()),
+        busy_poll,
         log_level,
         jail: jail.finish()?,
     }))

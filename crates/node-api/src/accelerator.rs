@@ -46,6 +46,9 @@ pub struct Accelerator {
     /// How calls travel, whatever server and programs would choose.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transport: Option<AcceleratorTransport>,
+    /// How long who waits for a call looks for it before it sleeps, at most, in microseconds; more are fewer exits, and more processor time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub poll_us: Option<u32>,
 }
 
 /// An accelerator that cannot be.
@@ -55,7 +58,7 @@ pub enum AcceleratorError {
     #[error("there is no accelerator {0:?}: write opencl, or null to try without a driver")]
     Api(String),
     /// Not a setting.
-    #[error("{0:?} is no setting of an accelerator: write opencl[:window=SIZE,transport=spin|bell]")]
+    #[error("{0:?} is no setting of an accelerator: write opencl[:window=SIZE,transport=spin|bell,poll=MICROSECONDS]")]
     Setting(String),
     /// Too small, too large, or not a multiple of 2 MiB.
     #[error("a window of {0} cannot be: give a multiple of 2 MiB from {LEAST_WINDOW} to {MOST_WINDOW}")]
@@ -106,8 +109,10 @@ impl fmt::Display for AcceleratorTransport {
 impl fmt::Display for Accelerator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:window={}", self.api, self.window.bytes())?;
-        self.transport
-            .map_or(Ok(()), |transport| write!(f, ",transport={transport}"))
+        if let Some(transport) = self.transport {
+            write!(f, ",transport={transport}")?;
+        }
+        self.poll_us.map_or(Ok(()), |micros| write!(f, ",poll={micros}"))
     }
 }
 
@@ -125,6 +130,7 @@ impl FromStr for Accelerator {
             api,
             window: WINDOW,
             transport: None,
+            poll_us: None,
         };
         for setting in settings.split(',').filter(|setting| !setting.is_empty()) {
             let wrong = || AcceleratorError::Setting(setting.to_owned());
@@ -132,6 +138,7 @@ impl FromStr for Accelerator {
                 ("window", size) => accelerator.window = size.parse().map_err(|_| wrong())?,
                 ("transport", "spin") => accelerator.transport = Some(AcceleratorTransport::Spin),
                 ("transport", "bell") => accelerator.transport = Some(AcceleratorTransport::Bell),
+                ("poll", micros) => accelerator.poll_us = Some(micros.parse().map_err(|_| wrong())?),
                 _ => return Err(wrong()),
             }
         }
@@ -148,7 +155,7 @@ mod tests {
     fn it_is_read_as_it_is_written() {
         let plain: Accelerator = "opencl".parse().unwrap();
         assert_eq!((plain.api, plain.window), (AcceleratorApi::Opencl, WINDOW));
-        let other: Accelerator = "null:window=64m,transport=spin".parse().unwrap();
+        let other: Accelerator = "null:window=64m,transport=spin,poll=200".parse().unwrap();
         assert_eq!((other.api, other.window), (AcceleratorApi::Null, ByteSize::mib(64)));
         for one in [plain, other] {
             assert_eq!(one.to_string().parse(), Ok(one));
@@ -165,6 +172,7 @@ mod tests {
             ("opencl:window", "opencl[:window=SIZE"),
             ("opencl:window=big", "opencl[:window=SIZE"),
             ("opencl:color=red", "color=red"),
+            ("opencl:poll=1ms", "poll=MICROSECONDS"),
             ("opencl:transport=stream", "spin|bell"),
             ("opencl:window=16m", "multiple of 2 MiB"),
             ("opencl:window=33m", "multiple of 2 MiB"),

@@ -138,6 +138,7 @@ fn serve(socket: PacketSocket, arena: u64, shared: &Arc<Shared>) {
         records: 64,
         arena,
         patience: PATIENCE,
+        busy_poll: None,
     };
     let Ok(mut met) = accept(socket, &settings) else {
         return;

@@ -35,6 +35,7 @@ pub(crate) fn settings() -> Settings {
         records: 64,
         arena: ARENA,
         patience: Duration::from_secs(10),
+        busy_poll: None,
     }
 }
 

@@ -115,6 +115,9 @@ pub(crate) fn launch(
     if let Some(transport) = accelerator.transport {
         words.extend(["--transports".to_owned(), transport.to_string()]);
     }
+    if let Some(micros) = accelerator.poll_us {
+        words.extend(["--busy-poll".to_owned(), micros.to_string()]);
+    }
     words.extend(identity.map(|_| "--jail".to_owned()));
     let arguments: Vec<CString> = words.into_iter().filter_map(|word| CString::new(word).ok()).collect();
     let cgroup = cgroup.map(File::open).transpose();
