@@ -3,6 +3,7 @@ exception that ends it.
 
     accelerator.py compute N      N numbers by a kernel, which are right
     accelerator.py call N         N calls that are waited for; prints nanoseconds for each
+    accelerator.py busy NS        begins as the others do, and is busy for so long
     accelerator.py survive        tells "ready", computes until there is an error, tells how long that took, and calls anew
 """
 import ctypes as c
@@ -103,5 +104,10 @@ if sys.argv[1] == "compute":
     print("right")
 elif sys.argv[1] == "call":
     print(Accelerator().call(int(sys.argv[2])))
+elif sys.argv[1] == "busy":
+    Accelerator()
+    end = time.monotonic_ns() + int(sys.argv[2])
+    while time.monotonic_ns() < end:
+        pass
 else:
     survive()
