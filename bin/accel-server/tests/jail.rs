@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use accel_arbiter::{Arbiter, Share};
 use host::jail::{Child, Identity, Isolation, Launch, Pool, argument, spawn};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{Gid, Mode, OFlags, Uid};
@@ -230,6 +231,62 @@ fn a_program_computes_by_a_server_that_has_nothing_else() {
     is_confined(&server, identity);
     has_no_files(&server);
     assert!(names(&server, "/tmp").contains("pocl"));
+    let text = server.end();
+    assert!(!text.contains("error"), "{text}");
+}
+
+#[test]
+fn its_time_is_divided_and_its_statistics_are_told_from_within() {
+    let identity = Pool::default().identity(25).unwrap();
+    let (served, shared) = (directory(identity), directory(identity));
+    let (share, control) = (shared.path().join("share"), served.path().join("control"));
+    let admit = || {
+        let arbiter = Arbiter::start().unwrap();
+        arbiter.admit("one", Share::default(), &share).unwrap();
+        rustix::fs::chown(&share, Some(Uid::from_raw(identity.uid)), None).unwrap();
+        arbiter
+    };
+    let arbiter = admit();
+    let flags = [
+        format!("--arbiter={}", share.display()),
+        format!("--control={}", control.display()),
+    ];
+    let server = Jailed::start(
+        identity,
+        served.path(),
+        &["--backend=opencl", "--memory=64m", &flags[0], &flags[1]],
+    );
+    server.confined();
+    let output = compute(served.path());
+    let text = said(&output);
+    assert!(output.status.success() && text.contains("numbers are right"), "{text}");
+    is_confined(&server, identity);
+    let ask = || {
+        let mut line = String::new();
+        UnixStream::connect(&control)
+            .unwrap()
+            .read_to_string(&mut line)
+            .unwrap();
+        line
+    };
+    let until = |part: &str| {
+        let begin = Instant::now();
+        while !ask().contains(part) {
+            assert!(begin.elapsed() < MOST, "never {part}: {}", ask());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    until(r#""is_shared":true"#);
+    let line = ask();
+    assert!(
+        line.contains(r#""quota":67108864"#) && !line.contains(r#""launches":0"#),
+        "{line}"
+    );
+    // Another arbiter makes another socket in the same directory.
+    drop(arbiter);
+    until(r#""is_shared":false"#);
+    let _arbiter = admit();
+    until(r#""is_shared":true"#);
     let text = server.end();
     assert!(!text.contains("error"), "{text}");
 }
