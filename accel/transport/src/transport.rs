@@ -35,10 +35,10 @@ impl Transport {
     pub const ALL: [Self; 5] = [Self::Spin, Self::Bell, Self::SameCpu, Self::Stream, Self::Synchronous];
 
     /// Those that are worth using between processes of a host with so many CPUs, the best first. Two sides that spin on two CPUs leave
-    /// none for anybody else.
+    /// none for anybody else: it comes last there, for where the other side has nothing else.
     pub fn preferred(cpus: usize) -> &'static [Self] {
         match cpus {
-            0..3 => &[Self::SameCpu, Self::Bell, Self::Stream],
+            0..3 => &[Self::SameCpu, Self::Bell, Self::Stream, Self::Spin],
             _ => &[Self::Spin, Self::SameCpu, Self::Bell, Self::Stream],
         }
     }

@@ -25,6 +25,16 @@ pub enum AcceleratorApi {
     Null,
 }
 
+/// How calls travel (docs/accel-window.md, "Transports").
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AcceleratorTransport {
+    /// Both sides look for records for some time before they sleep.
+    Spin,
+    /// They sleep soon.
+    Bell,
+}
+
 /// An accelerator of a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -33,6 +43,9 @@ pub struct Accelerator {
     pub api: AcceleratorApi,
     /// Bytes that guest and server share, for all programs of the guest; they take what is used of it.
     pub window: ByteSize,
+    /// How calls travel, whatever server and programs would choose.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub transport: Option<AcceleratorTransport>,
 }
 
 /// An accelerator that cannot be.
@@ -42,7 +55,7 @@ pub enum AcceleratorError {
     #[error("there is no accelerator {0:?}: write opencl, or null to try without a driver")]
     Api(String),
     /// Not a setting.
-    #[error("{0:?} is no setting of an accelerator: write opencl[:window=SIZE]")]
+    #[error("{0:?} is no setting of an accelerator: write opencl[:window=SIZE,transport=spin|bell]")]
     Setting(String),
     /// Too small, too large, or not a multiple of 2 MiB.
     #[error("a window of {0} cannot be: give a multiple of 2 MiB from {LEAST_WINDOW} to {MOST_WINDOW}")]
@@ -81,9 +94,20 @@ impl fmt::Display for AcceleratorApi {
     }
 }
 
+impl fmt::Display for AcceleratorTransport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Spin => "spin",
+            Self::Bell => "bell",
+        })
+    }
+}
+
 impl fmt::Display for Accelerator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:window={}", self.api, self.window.bytes())
+        write!(f, "{}:window={}", self.api, self.window.bytes())?;
+        self.transport
+            .map_or(Ok(()), |transport| write!(f, ",transport={transport}"))
     }
 }
 
@@ -97,11 +121,17 @@ impl FromStr for Accelerator {
             "null" => AcceleratorApi::Null,
             other => return Err(AcceleratorError::Api(other.to_owned())),
         };
-        let mut accelerator = Self { api, window: WINDOW };
+        let mut accelerator = Self {
+            api,
+            window: WINDOW,
+            transport: None,
+        };
         for setting in settings.split(',').filter(|setting| !setting.is_empty()) {
             let wrong = || AcceleratorError::Setting(setting.to_owned());
             match setting.split_once('=').ok_or_else(wrong)? {
                 ("window", size) => accelerator.window = size.parse().map_err(|_| wrong())?,
+                ("transport", "spin") => accelerator.transport = Some(AcceleratorTransport::Spin),
+                ("transport", "bell") => accelerator.transport = Some(AcceleratorTransport::Bell),
                 _ => return Err(wrong()),
             }
         }
@@ -118,7 +148,7 @@ mod tests {
     fn it_is_read_as_it_is_written() {
         let plain: Accelerator = "opencl".parse().unwrap();
         assert_eq!((plain.api, plain.window), (AcceleratorApi::Opencl, WINDOW));
-        let other: Accelerator = "null:window=64m".parse().unwrap();
+        let other: Accelerator = "null:window=64m,transport=spin".parse().unwrap();
         assert_eq!((other.api, other.window), (AcceleratorApi::Null, ByteSize::mib(64)));
         for one in [plain, other] {
             assert_eq!(one.to_string().parse(), Ok(one));
@@ -132,9 +162,10 @@ mod tests {
         for (text, words) in [
             ("cuda", "opencl, or null"),
             ("", "opencl, or null"),
-            ("opencl:window", "opencl[:window=SIZE]"),
-            ("opencl:window=big", "opencl[:window=SIZE]"),
+            ("opencl:window", "opencl[:window=SIZE"),
+            ("opencl:window=big", "opencl[:window=SIZE"),
             ("opencl:color=red", "color=red"),
+            ("opencl:transport=stream", "spin|bell"),
             ("opencl:window=16m", "multiple of 2 MiB"),
             ("opencl:window=33m", "multiple of 2 MiB"),
             ("opencl:window=65g", "multiple of 2 MiB"),

@@ -27,7 +27,7 @@ pub mod transfer;
 pub mod verify;
 pub mod volume;
 
-pub use accelerator::{Accelerator, AcceleratorApi, AcceleratorError};
+pub use accelerator::{Accelerator, AcceleratorApi, AcceleratorError, AcceleratorTransport};
 pub use class::{Class, Idle};
 pub use client::{Client, ClientError};
 pub use config::{ConfigError, NetworkMode, ProcessConfig, Resources, SandboxConfig, check_name};

@@ -398,8 +398,8 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "MODE", default_value_t)]
     pub(crate) memory_mode: MemoryMode,
 
-    /// An accelerator of the host's by forwarded calls: opencl[:window=SIZE], where SIZE is the memory that its programs and the host
-    /// share for data (256m), or null to try without a driver. Programs find it as a driver of OpenCL's loader.
+    /// An accelerator of the host's by forwarded calls: opencl[:window=SIZE,transport=spin|bell], where SIZE is the memory that its
+    /// programs and the host share for data (256m), or null to try without a driver. Programs find it as a driver of OpenCL's loader.
     #[arg(long, value_name = "API")]
     pub(crate) accel: Option<Accelerator>,
 

@@ -2,18 +2,18 @@
 //! its vsock. Starts it; what it does is its own affair (docs/accel-server.md).
 
 use std::ffi::CString;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::AsFd;
-use std::os::unix::fs::{OpenOptionsExt, chown};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::chown;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
 use agent_api::accelerator::{LABEL, OPENCL_DRIVER};
-use host::jail::{self, Isolation, Launch};
+use host::jail::{self, Identity, Isolation, Launch};
 use node_api::{Accelerator, AcceleratorApi};
-use rustix::fs::OFlags;
+use rustix::fs::{Mode, OFlags};
 
 use crate::Error;
 use crate::config::Config;
@@ -100,7 +100,8 @@ pub(crate) fn launch(
     let (program, driver) = (&config.programs.accelerator, &config.programs.opencl);
     let program_file = files::open("the accelerator's server", program, NO_ACCELERATOR)?;
     let driver = files::open("the accelerator's driver for guests", driver, NO_ACCELERATOR)?;
-    let vsock = vsock(config, stored, paths)?;
+    let identity = launch::identity(config, stored);
+    let vsock = vsock(identity, paths)?;
     let (own, theirs) = UnixStream::pair().map_err(Error::host("having a pair of sockets"))?;
     let log = files::append(&paths.accelerator_log())?;
     let descriptors = [vsock.as_fd(), window.0.as_fd(), driver.as_fd(), theirs.as_fd()];
@@ -111,6 +112,10 @@ pub(crate) fn launch(
     }
     words.extend(["--backend".to_owned(), accelerator.api.to_string()]);
     words.extend(["--log-level".to_owned(), config.log_level.as_str().to_ascii_lowercase()]);
+    if let Some(transport) = accelerator.transport {
+        words.extend(["--transports".to_owned(), transport.to_string()]);
+    }
+    words.extend(identity.map(|_| "--jail".to_owned()));
     let arguments: Vec<CString> = words.into_iter().filter_map(|word| CString::new(word).ok()).collect();
     let cgroup = cgroup.map(File::open).transpose();
     let cgroup = cgroup.map_err(Error::host("opening the sandbox's cgroup"))?;
@@ -121,7 +126,7 @@ pub(crate) fn launch(
         descriptors: &descriptors,
         log: log.as_fd(),
         cgroup: cgroup.as_ref().map(AsFd::as_fd),
-        isolation: launch::identity(config, stored).map_or(Isolation::None, Isolation::Full),
+        isolation: identity.map_or(Isolation::None, Isolation::Full),
         open_files: None,
         locks_memory: false,
     })?;
@@ -139,19 +144,15 @@ pub(crate) fn launch(
     })
 }
 
-/// The socket by which the VMM connects to its guest, which is that user's then as whom the server runs.
-fn vsock(config: &Config, stored: &Stored, paths: &SandboxPaths) -> Result<File, Error> {
+/// The socket by which the VMM connects to its guest. For a server in a jail it is that user's as whom it runs, and a mount, which can be
+/// brought into a root of its own.
+fn vsock(identity: Option<Identity>, paths: &SandboxPaths) -> Result<OwnedFd, Error> {
     let path = paths.vsock();
-    let fail = Error::file("open", &path);
-    if let Some(identity) = launch::identity(config, stored) {
-        chown(&path, Some(identity.uid), Some(identity.gid)).map_err(Error::file("change the owner of", &path))?;
-    }
-    let flags = i32::try_from(OFlags::PATH.bits()).unwrap_or_default();
-    OpenOptions::new()
-        .read(true)
-        .custom_flags(flags)
-        .open(&path)
-        .map_err(fail)
+    let opened = rustix::fs::open(&path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+    let opened = opened.map_err(Error::file("open", &path))?;
+    let Some(identity) = identity else { return Ok(opened) };
+    chown(&path, Some(identity.uid), Some(identity.gid)).map_err(Error::file("change the owner of", &path))?;
+    Ok(host::share::read_only(opened.as_fd(), &path)?)
 }
 
 /// Until it says that the window is ready.
