@@ -338,7 +338,7 @@ impl<'a> Body<'a> {
                 _ = writeln!(self.after, "    cx.insert(call.returned, returned, &[{owners}])?;");
             }
             _ => {
-                _ = writeln!(self.before, "    let mut {name} = Place::new(call.{name});");
+                _ = writeln!(self.before, "    let mut {name} = cx.place(call.{name});");
                 self.arguments.push(format!("{name}.pointer()"));
                 // An event belongs to its queue; what the command works on may go before it.
                 let owners = self.owners.first().map(|owner| format!("&{owner}")).unwrap_or_default();

@@ -19,10 +19,13 @@ const BY_HAND: &[&str] = &[
     "clCompileProgram",
     "clCreateBuffer",
     "clCreateBufferWithProperties",
+    "clCreateCommandQueue",
+    "clCreateCommandQueueWithProperties",
     "clCreateImage",
     "clCreateImage2D",
     "clCreateImage3D",
     "clCreateImageWithProperties",
+    "clCreatePipe",
     "clCreateSubBuffer",
     "clCreateSubDevices",
     "clCreateUserEvent",
@@ -32,6 +35,8 @@ const BY_HAND: &[&str] = &[
     "clEnqueueUnmapMemObject",
     "clEnqueueWaitForEvents",
     "clEnqueueWriteImage",
+    "clGetCommandQueueInfo",
+    "clGetEventProfilingInfo",
     "clGetProgramInfo",
     "clLinkProgram",
     "clSetContextDestructorCallback",
@@ -143,7 +148,7 @@ pub(crate) fn root(api: &Api, groups: &[(&str, Vec<Crossing<'_>>)]) -> String {
             };
             _ = writeln!(arms, "    {variant} => {place};");
             if let Some(queue) = queue_of(command) {
-                _ = writeln!(queues, "    {variant} {queue};");
+                _ = writeln!(queues, "    {variant} {queue} {};", work(command));
             }
             if place.starts_with(name) && !modules.contains(name) {
                 modules.push(name);
@@ -172,6 +177,21 @@ fn queue_of(command: &Command) -> Option<&str> {
     let is_queue = |param: &&Param| matches!(&param.kind, Kind::Handle { c_type, life: Life::Use } if c_type == "cl_command_queue");
     let found = command.params.iter().find(is_queue).filter(|_| in_queue);
     found.map(|param| param.name.as_str())
+}
+
+/// What a command in a queue is for the device, by the name of a constant of `accel/server`.
+fn work(command: &Command) -> &'static str {
+    match command.name.as_str() {
+        "clFinish"
+        | "clFlush"
+        | "clEnqueueBarrier"
+        | "clEnqueueBarrierWithWaitList"
+        | "clEnqueueMarker"
+        | "clEnqueueMarkerWithWaitList"
+        | "clEnqueueWaitForEvents" => "NONE",
+        "clEnqueueNDRangeKernel" | "clEnqueueTask" | "clEnqueueNativeKernel" => "LAUNCH",
+        _ => "TRANSFER",
+    }
 }
 
 /// The module of one group; nothing if all of it is by hand.

@@ -10,9 +10,11 @@ use std::ffi::{CStr, CString, c_void};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 pub(crate) use crate::generated::api::Api;
+use crate::objects::Sort;
 
 /// What C has as a pointer: an object, a place for results, or a list.
 pub(crate) type P = *mut c_void;
@@ -23,6 +25,7 @@ pub(crate) struct Code(pub(crate) i32);
 
 /// Codes that the server itself answers with (OpenCL API, appendix "Error codes").
 impl Code {
+    pub(crate) const MEM_OBJECT_ALLOCATION_FAILURE: Self = Self(-4);
     pub(crate) const OUT_OF_RESOURCES: Self = Self(-5);
     pub(crate) const OUT_OF_HOST_MEMORY: Self = Self(-6);
     pub(crate) const INVALID_VALUE: Self = Self(-30);
@@ -121,12 +124,37 @@ pub enum BackendError {
     },
 }
 
+/// Objects that are there, by their sort.
+#[derive(Debug, Default)]
+pub(crate) struct Census([AtomicU64; Sort::ALL.len()]);
+
+impl Census {
+    /// One more.
+    pub(crate) fn made(&self, sort: Sort) {
+        self.0[sort as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// One less.
+    pub(crate) fn gone(&self, sort: Sort) {
+        self.0[sort as usize].fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// How many there are.
+    pub(crate) fn count(&self, sort: Sort) -> u64 {
+        self.0[sort as usize].load(Ordering::Relaxed)
+    }
+}
+
 /// Who carries calls out.
 #[derive(Debug)]
 pub struct Backend {
     pub(crate) api: Api,
     /// Whether it looks at arguments of kernels, which can be taken for addresses of objects.
     pub(crate) looks_at_arguments: bool,
+    /// Whether it calls functions that were registered with it, and has memory with bytes in it.
+    pub(crate) calls_back: bool,
+    /// How many objects it has for the server.
+    pub(crate) census: Census,
     name: String,
 }
 
@@ -168,6 +196,8 @@ impl Backend {
         Ok(Self {
             api,
             looks_at_arguments: true,
+            calls_back: true,
+            census: Census::default(),
             name: format!("opencl ({})", path.display()),
         })
     }
@@ -178,7 +208,20 @@ impl Backend {
         Self {
             api: crate::null::api(),
             looks_at_arguments: false,
+            calls_back: false,
+            census: Census::default(),
             name: "null".into(),
+        }
+    }
+
+    /// One whose kernels take as many microseconds as their first global size says, on one device for all back ends of this kind in the
+    /// process; in everything else as [`Backend::null`].
+    #[must_use]
+    pub fn simulated() -> Self {
+        Self {
+            api: crate::simulated::api(),
+            name: "simulated".into(),
+            ..Self::null()
         }
     }
 

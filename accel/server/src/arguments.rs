@@ -81,8 +81,7 @@ const MOST: u32 = 4096;
 /// What the server knows of a new object of a sort.
 pub(crate) fn state_of(backend: &Backend, sort: Sort, raw: P) -> State {
     match sort {
-        Sort::CommandQueue => State::queue(),
-        Sort::Mem => State::memory(Form::Pipe),
+        Sort::CommandQueue => State::queue(true, None),
         Sort::Kernel => State::kernel(backend.looks_at_arguments.then(|| parameters(backend, raw))),
         _ => State::Plain,
     }

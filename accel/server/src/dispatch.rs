@@ -9,7 +9,7 @@ use accel_proto::opencl::AnyCall;
 use accel_proto::{Arguments, Call, Effect, Limits, List, MESSAGE, Object, Reader, Record, Refused, Span};
 
 use crate::api::Code;
-use crate::generated::{carry_out, queue_of};
+use crate::generated::{carry_out, queue_of, work_of};
 use crate::session::{Client, Session};
 
 /// One line for each call: its name, and the function that carries it out.
@@ -27,15 +27,23 @@ macro_rules! dispatch {
     };
 }
 
-/// One line for each call that a queue's errors are told by: its name, and the queue.
+/// One line for each call that a queue's errors are told by: its name, the queue, and what it is for the device.
 macro_rules! queues {
-    ($($name:ident $queue:ident;)*) => {
+    ($($name:ident $queue:ident $work:ident;)*) => {
         /// The queue that a call's errors belong to.
         pub(crate) fn queue_of(
             call: &accel_proto::opencl::AnyCall<'_>,
         ) -> Option<accel_proto::Handle<accel_proto::opencl::CommandQueue>> {
             match call {
                 $(accel_proto::opencl::AnyCall::$name(call) => Some(call.$queue),)*
+                _ => None,
+            }
+        }
+
+        /// What a call is for the device; nothing if it takes no time there.
+        pub(crate) fn work_of(call: &accel_proto::opencl::AnyCall<'_>) -> Option<crate::meter::Work> {
+            match call {
+                $(accel_proto::opencl::AnyCall::$name(_) => crate::meter::Work::$work,)*
                 _ => None,
             }
         }
@@ -46,7 +54,8 @@ pub(crate) use dispatch;
 pub(crate) use queues;
 
 /// A call that nobody carries out yet.
-pub(crate) fn refused<T>(_: &mut Session<'_>, _: &T) -> Result<(), Code> {
+pub(crate) fn refused<'a, C: Call<'a>>(cx: &mut Session<'_>, _: &C) -> Result<(), Code> {
+    cx.client.tenant.counters.not_served(C::OP);
     Err(Code::INVALID_OPERATION)
 }
 
@@ -115,9 +124,13 @@ impl<'c> Worker<'c> {
             log::warn!("record {} of a client is refused: {refused}", record.seq());
         }
         let code = match refused {
-            Refused::Op(_) => Code::INVALID_OPERATION,
+            Refused::Op(_) => {
+                self.session.client.tenant.counters.not_served(record.op());
+                Code::INVALID_OPERATION
+            }
             _ => Code::INVALID_VALUE,
         };
+        self.session.client.tenant.counters.failed(code);
         self.session.encode(|writer| done(code, writer));
     }
 
@@ -178,7 +191,10 @@ fn read_message<'m>(client: &Client, span: Span, message: &'m mut [u8]) -> Resul
 /// Has a call carried out, with what its queue has kept.
 fn run(session: &mut Session<'_>, call: &AnyCall<'_>, waits: bool) {
     let queue = queue_of(call).and_then(|name| session.queue(name));
-    let mut outcome = carry_out(session, call);
+    let mut outcome = metered(session, call);
+    if let Err(code) = outcome {
+        session.client.tenant.counters.failed(code);
+    }
     if waits {
         if let Some(queue) = &queue {
             // What nobody has heard of yet comes first: it was before, and may be the cause.
@@ -192,6 +208,25 @@ fn run(session: &mut Session<'_>, call: &AnyCall<'_>, waits: bool) {
         Ok(()) => {}
         Err(Code(status)) => session.encode(|writer| call.failed(status).write(writer)),
     }
+}
+
+/// Has a call carried out, when the device may have it.
+fn metered(session: &mut Session<'_>, call: &AnyCall<'_>) -> Result<(), Code> {
+    let client = session.client;
+    let Some(meter) = &client.tenant.meter else {
+        return carry_out(session, call);
+    };
+    let Some(work) = work_of(call) else {
+        let outcome = carry_out(session, call);
+        // Calls that wait are those after which something is complete.
+        meter.look_at_first();
+        return outcome;
+    };
+    meter.enter(|| client.is_abandoned())?;
+    session.begin_command();
+    let outcome = carry_out(session, call);
+    meter.leave(work, session.end_command(), std::ptr::from_ref(client).addr());
+    outcome
 }
 
 /// A failure that nobody waits for is the queue's, the kernel's, and that of what was not made.

@@ -18,13 +18,21 @@ mod generated;
 mod guest;
 mod manual;
 mod marshal;
+mod meter;
 mod null;
 mod objects;
+mod quota;
 mod server;
 mod session;
+mod simulated;
+mod stats;
+mod tenant;
 #[cfg(test)]
 mod tests;
+mod zeroes;
 
 pub use api::{Backend, BackendError};
 pub use guest::{Guest, Slot, SlotError, Slots, check_window};
 pub use server::{Server, ServerError};
+pub use stats::{ClientStats, MemoryStats, Stats, TimeStats};
+pub use tenant::TenantLimits;

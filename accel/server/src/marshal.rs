@@ -135,7 +135,7 @@ impl Copies {
     }
 }
 
-/// A place for an object that the client has a name for, if it has.
+/// A place for an object that the client has a name for, or that the server needs.
 #[derive(Debug)]
 pub(crate) struct Place {
     raw: P,
@@ -143,10 +143,10 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    pub(crate) fn new<K>(name: Handle<K>) -> Self {
+    pub(crate) fn new<K>(name: Handle<K>, is_needed: bool) -> Self {
         Self {
             raw: NULL,
-            asked: !name.is_null(),
+            asked: is_needed || !name.is_null(),
         }
     }
 

@@ -60,14 +60,16 @@ pub(crate) use result;
 
 /// The table.
 pub(crate) fn api() -> Api {
-    let find = |name: &CStr| {
-        let found = crate::generated::null::FUNCTIONS
-            .iter()
-            .find(|(known, _)| known.as_bytes() == name.to_bytes());
-        found.and_then(|(_, address)| NonNull::new(address.cast_mut().cast::<c_void>()))
-    };
+    let find = |name: &CStr| function(name).and_then(|address| NonNull::new(address.cast_mut().cast::<c_void>()));
     // SAFETY: 1. both tables are generated from one list, so that a name has the same types in both.
     unsafe { Api::find(&find) }.0
+}
+
+/// One of its functions.
+pub(crate) fn function(name: &CStr) -> Option<*const ()> {
+    let functions = crate::generated::null::FUNCTIONS.iter();
+    let mut found = functions.filter(|(known, _)| known.as_bytes() == name.to_bytes());
+    found.next().map(|(_, address)| *address)
 }
 
 /// The code of success.

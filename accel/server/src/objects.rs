@@ -20,6 +20,7 @@ pub(crate) use accel_proto::Sort;
 
 use crate::api::{Backend, Code, P};
 use crate::arguments::Parameter;
+use crate::quota::Charge;
 
 /// What the server knows of an object besides what the back end does.
 #[derive(Debug)]
@@ -28,12 +29,23 @@ pub(crate) enum State {
     Plain,
     /// A memory object.
     Mem(Memory),
-    /// A queue: the first failure of a call that nobody waited for; zero if there was none.
-    Queue(AtomicI32),
+    /// A queue.
+    Queue(Queue),
     /// A kernel.
     Kernel(Launchable),
     /// An event that the client completes.
     UserEvent,
+}
+
+/// A queue.
+#[derive(Debug)]
+pub(crate) struct Queue {
+    /// The first failure of a call that nobody waited for; zero if there was none.
+    failed: AtomicI32,
+    /// Whether the client may know the times of its commands.
+    pub(crate) tells_times: bool,
+    /// Properties that the client has asked for, where the back end was asked for others.
+    pub(crate) asked: Option<Vec<u64>>,
 }
 
 /// A memory object.
@@ -42,6 +54,8 @@ pub(crate) struct Memory {
     pub(crate) form: Form,
     /// Where it is mapped.
     pub(crate) maps: Mutex<Vec<Map>>,
+    /// What of the quota goes with it, where the back end does not tell when it is gone.
+    _charge: Option<Charge>,
 }
 
 /// What a memory object is.
@@ -98,15 +112,20 @@ pub(crate) struct Launchable {
 }
 
 impl State {
-    pub(crate) fn memory(form: Form) -> Self {
+    pub(crate) fn memory(form: Form, charge: Option<Charge>) -> Self {
         Self::Mem(Memory {
             form,
             maps: Mutex::default(),
+            _charge: charge,
         })
     }
 
-    pub(crate) fn queue() -> Self {
-        Self::Queue(AtomicI32::new(0))
+    pub(crate) fn queue(tells_times: bool, asked: Option<Vec<u64>>) -> Self {
+        Self::Queue(Queue {
+            failed: AtomicI32::new(0),
+            tells_times,
+            asked,
+        })
     }
 
     /// Parameters are not known where the back end does not tell them, or does not look at arguments.
@@ -155,7 +174,7 @@ pub(crate) struct Object {
     pub(crate) state: State,
     backend: Arc<Backend>,
     /// What it was made with, which goes after it.
-    _owners: Vec<Arc<Self>>,
+    owners: Vec<Arc<Self>>,
 }
 
 // SAFETY: 1. objects of the API may be used from all threads (OpenCL API, "Thread safety"), but for kernels, which `alone` is for; 2. the
@@ -166,26 +185,45 @@ unsafe impl Sync for Object {}
 
 impl Object {
     pub(crate) fn new(backend: &Arc<Backend>, (sort, raw): (Sort, P), state: State, owners: &[&Held]) -> Self {
+        backend.census.made(sort);
         Self {
             raw,
             sort,
             counted: true,
             state,
             backend: Arc::clone(backend),
-            _owners: owners.iter().map(|owner| Arc::clone(&owner.0)).collect(),
+            owners: owners.iter().map(|owner| Arc::clone(&owner.0)).collect(),
         }
     }
 
     /// One that the back end has told of and that stays for ever.
     pub(crate) fn told(backend: &Arc<Backend>, (sort, raw): (Sort, P)) -> Self {
-        let mut object = Self::new(backend, (sort, raw), State::Plain, &[]);
-        object.counted = false;
-        object
+        Self {
+            raw,
+            sort,
+            counted: false,
+            state: State::Plain,
+            backend: Arc::clone(backend),
+            owners: Vec::new(),
+        }
     }
 
     /// As the back end knows it.
     pub(crate) fn raw(&self) -> P {
         self.raw
+    }
+
+    /// Whose object it is.
+    pub(crate) fn backend(&self) -> &Backend {
+        &self.backend
+    }
+
+    /// Of an event: the queue of its command; of others none.
+    pub(crate) fn queue(&self) -> Option<&Queue> {
+        self.owners.iter().find_map(|owner| match &owner.state {
+            State::Queue(queue) if self.sort == Sort::Event => Some(queue),
+            _ => None,
+        })
     }
 
     /// Of a memory object: what it is.
@@ -225,7 +263,7 @@ impl Object {
 
     /// Remembers the first failure of a call that nobody waited for.
     pub(crate) fn keep_failure(&self, code: Code) {
-        if let State::Queue(failed) | State::Kernel(Launchable { failed, .. }) = &self.state {
+        if let State::Queue(Queue { failed, .. }) | State::Kernel(Launchable { failed, .. }) = &self.state {
             // One that is there already stays: it is the cause, or at least was before.
             _ = failed.compare_exchange(0, code.0, Ordering::Relaxed, Ordering::Relaxed);
         }
@@ -234,7 +272,7 @@ impl Object {
     /// Tells it, once.
     pub(crate) fn take_failure(&self) -> Result<(), Code> {
         match &self.state {
-            State::Queue(failed) | State::Kernel(Launchable { failed, .. }) => {
+            State::Queue(Queue { failed, .. }) | State::Kernel(Launchable { failed, .. }) => {
                 crate::api::check(failed.swap(0, Ordering::Relaxed))
             }
             _ => Ok(()),
@@ -247,6 +285,7 @@ impl Drop for Object {
         if !self.counted {
             return;
         }
+        self.backend.census.gone(self.sort);
         let api = &self.backend.api;
         let function = match self.sort {
             Sort::Platform => return,

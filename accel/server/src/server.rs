@@ -7,13 +7,15 @@
 //! Knows no call. A client's end is noticed by whichever thread waits for it, or by the connection's own, as threads may be in the back
 //! end and wait for events that nobody would set any more.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use accel_proto::Record;
 use accel_transport::{Error, ServerConnection, ServerEnd, Settings, accept};
@@ -23,6 +25,8 @@ use wire::packet::PacketSocket;
 use crate::api::Backend;
 use crate::dispatch::Worker;
 use crate::session::Client;
+use crate::stats::{self, Connected, Stats};
+use crate::tenant::{Tenant, TenantLimits};
 
 /// Connections at a time: each has a window.
 const MOST_CLIENTS: usize = 64;
@@ -50,12 +54,26 @@ pub enum ServerError {
     /// No client can be accepted.
     #[error("cannot accept clients: {0}")]
     Accept(#[source] io::Error),
+    /// No thread, or no descriptor, to know the time of commands by or to tell statistics.
+    #[error("cannot start a thread beside those of clients: {0}")]
+    Thread(#[source] io::Error),
+    /// Nobody can ask for statistics.
+    #[error("cannot tell statistics on {}: {source}; give a path in a directory that exists, where nobody else listens", path.display())]
+    Control {
+        /// Where.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
 }
 
 /// Serves clients by a back end.
 #[derive(Debug)]
 pub struct Server {
     backend: Arc<Backend>,
+    tenant: Arc<Tenant>,
+    /// Clients that are served, by numbers of their own.
+    connected: Mutex<BTreeMap<u64, Connected>>,
     settings: Settings,
     clients: AtomicUsize,
 }
@@ -73,8 +91,24 @@ impl Server {
     /// By this back end, on connections with these settings.
     #[must_use]
     pub fn new(backend: Backend, settings: Settings) -> Self {
+        Self::of(backend, settings, Tenant::unlimited())
+    }
+
+    /// The same, whose clients have no more of the accelerator than that.
+    ///
+    /// # Errors
+    ///
+    /// [`ServerError::Thread`].
+    pub fn with_limits(backend: Backend, settings: Settings, limits: &TenantLimits) -> Result<Self, ServerError> {
+        let tenant = Tenant::new(limits).map_err(ServerError::Thread)?;
+        Ok(Self::of(backend, settings, tenant))
+    }
+
+    fn of(backend: Backend, settings: Settings, tenant: Arc<Tenant>) -> Self {
         Self {
             backend: Arc::new(backend),
+            tenant,
+            connected: Mutex::default(),
             settings,
             clients: AtomicUsize::new(0),
         }
@@ -114,6 +148,44 @@ impl Server {
                 log::warn!("no thread for a client: {error}; it is hung up");
             }
         }
+    }
+
+    /// What it has done, and has.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        Stats::new(&self.backend, &self.tenant, self.connected().values())
+    }
+
+    /// A unix socket for [`Server::tell_stats`] at a path, for this user alone. One that nobody listens on any more is replaced.
+    ///
+    /// # Errors
+    ///
+    /// [`ServerError::Control`].
+    pub fn listen_for_stats(path: &Path) -> Result<UnixListener, ServerError> {
+        stats::listen(path).map_err(|source| ServerError::Control {
+            path: path.to_owned(),
+            source,
+        })
+    }
+
+    /// Tells what it has done, in one line of JSON, to whoever connects there.
+    ///
+    /// # Errors
+    ///
+    /// [`ServerError::Thread`].
+    pub fn tell_stats(self: &Arc<Self>, listener: UnixListener) -> Result<(), ServerError> {
+        let server = Arc::clone(self);
+        let tell = move || {
+            if let Err(error) = stats::tell(&listener, || server.stats()) {
+                log::error!("nobody is told statistics any more: {error}");
+            }
+        };
+        let started = thread::Builder::new().name("accel-stats".into()).spawn(tell);
+        started.map(drop).map_err(ServerError::Thread)
+    }
+
+    fn connected(&self) -> MutexGuard<'_, BTreeMap<u64, Connected>> {
+        self.connected.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What connections are like.
@@ -156,6 +228,20 @@ impl Server {
         Some(counted)
     }
 
+    /// A client is connected, under a number.
+    fn add(&self, connection: &ServerConnection, threads: usize) -> u64 {
+        let mut connected = self.connected();
+        let number = connected.last_key_value().map_or(0, |(last, _)| last + 1);
+        let client = Connected {
+            transport: connection.transport.to_string(),
+            threads,
+            arena: connection.window.as_ref().map_or(0, |window| window.geometry().arena()),
+            since: Instant::now(),
+        };
+        connected.insert(number, client);
+        number
+    }
+
     fn serve_counted(&self, mut connection: ServerConnection, counted: Counted<'_>) -> Result<(), Error> {
         let ends = std::mem::take(&mut connection.ends);
         log::info!(
@@ -164,9 +250,15 @@ impl Server {
             connection.transport,
             self.backend.name()
         );
-        let client = Client::new(Arc::clone(&self.backend), connection.window.clone());
+        let number = self.add(&connection, ends.len());
+        let client = Client::new(
+            Arc::clone(&self.backend),
+            Arc::clone(&self.tenant),
+            connection.window.clone(),
+        );
         let outcome = serve_ends(&client, connection, ends);
         client.end();
+        self.connected().remove(&number);
         log::info!("a client has ended, and all of its objects are released");
         drop(counted);
         outcome

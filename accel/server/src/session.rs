@@ -8,22 +8,27 @@
     reason = "asks functions of a C API, and hands out addresses in memory that is shared with the client"
 )]
 
+use std::cell::Cell;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use accel_proto::opencl::CommandQueue;
+use accel_proto::opencl::{CommandQueue, Event, Mem};
 use accel_proto::{AnyHandle, Call, Handle, List, MESSAGE, Pieces, Plain, Reply, Sorted, Span, Writer};
 use accel_window::Window;
 
 use crate::api::{Api, Backend, Code, P};
 use crate::arguments;
 use crate::completions::Completions;
-use crate::marshal::{Answer, Copies, Many, Places, Properties};
-use crate::objects::{Held, MaybeHeld, Object, Sort, State, Table};
+use crate::marshal::{Answer, Copies, Many, Place, Places, Properties};
+use crate::objects::{Form, Held, MaybeHeld, Object, Sort, State, Table};
+use crate::quota::Charge;
+use crate::tenant::Tenant;
 
 /// Numbers of the API (cl.h).
 const EVENT_COMMAND_EXECUTION_STATUS: u32 = 0x11d3;
+const DEVICE_MAX_MEM_ALLOC_SIZE: u32 = 0x1010;
+const DEVICE_GLOBAL_MEM_SIZE: u32 = 0x101f;
 const DEVICE_SVM_CAPABILITIES: u32 = 0x1053;
 const DEVICE_EXECUTION_CAPABILITIES: u32 = 0x1029;
 const EXEC_NATIVE_KERNEL: u64 = 2;
@@ -37,6 +42,8 @@ const ABANDONED: i32 = 0;
 #[derive(Debug)]
 pub(crate) struct Client {
     pub(crate) backend: Arc<Backend>,
+    /// What all clients of the server have together.
+    pub(crate) tenant: Arc<Tenant>,
     tables: RwLock<[Table; Sort::ALL.len()]>,
     /// Queues that were released with work in them, each with an event that is complete when that is done, if the back end has such.
     retired: Mutex<Vec<(Held, Option<Held>)>>,
@@ -47,9 +54,10 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    pub(crate) fn new(backend: Arc<Backend>, window: Option<Window>) -> Self {
+    pub(crate) fn new(backend: Arc<Backend>, tenant: Arc<Tenant>, window: Option<Window>) -> Self {
         Self {
             backend,
+            tenant,
             tables: RwLock::new(Sort::ALL.map(Table::new)),
             retired: Mutex::default(),
             completions: Arc::default(),
@@ -103,6 +111,11 @@ impl Client {
         }
     }
 
+    /// Whether it is gone.
+    pub(crate) fn is_abandoned(&self) -> bool {
+        self.abandoned.load(Ordering::SeqCst)
+    }
+
     /// Waits until no work is left, and releases everything: events, kernels and what they need last. No thread carries out calls of this
     /// client any more.
     pub(crate) fn end(&self) {
@@ -116,6 +129,9 @@ impl Client {
         queues.extend(retired.into_iter().map(|(queue, _)| queue));
         for queue in &queues {
             self.finish(queue);
+        }
+        if let Some(meter) = &self.tenant.meter {
+            meter.forget(std::ptr::from_ref(self).addr());
         }
         // What was made with something goes before it; owners would see to it, too.
         for sort in [Sort::Event, Sort::Kernel, Sort::Program, Sort::Sampler, Sort::Mem] {
@@ -192,19 +208,32 @@ impl Client {
 }
 
 /// What a thread carries a client's calls out with, and the reply to the current one.
-#[derive(Debug)]
 pub(crate) struct Session<'c> {
     pub(crate) client: &'c Client,
+    /// Whether the current call is a command whose time is measured.
+    is_command: Cell<bool>,
+    /// Its event.
+    event: Cell<Option<Held>>,
     encoded: Box<[u8]>,
     length: usize,
     /// Where in the arena it may go.
     place: Option<Span>,
 }
 
+impl std::fmt::Debug for Session<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Session")
+            .field("length", &self.length)
+            .finish_non_exhaustive()
+    }
+}
+
 impl<'c> Session<'c> {
     pub(crate) fn new(client: &'c Client) -> Self {
         Self {
             client,
+            is_command: Cell::new(false),
+            event: Cell::new(None),
             encoded: vec![0; MESSAGE].into(),
             length: 0,
             place: None,
@@ -235,6 +264,23 @@ impl<'c> Session<'c> {
         held.map(Many::new)
     }
 
+    /// The current call is a command whose time is measured, until it ends.
+    pub(crate) fn begin_command(&self) {
+        self.is_command.set(true);
+        self.event.set(None);
+    }
+
+    /// It has been carried out: its event, if it has one.
+    pub(crate) fn end_command(&self) -> Option<Held> {
+        self.is_command.set(false);
+        self.event.take()
+    }
+
+    /// A place for a command's event, which the client has a name for, or which its time is measured by.
+    pub(crate) fn place(&self, name: Handle<Event>) -> Place {
+        Place::new(name, self.is_command.get())
+    }
+
     /// Something that a call has made, under the name that the client chose; nothing was asked for if there is neither.
     pub(crate) fn insert<K: Sorted>(&self, name: Handle<K>, raw: P, owners: &[&Held]) -> Result<(), Code> {
         let state = (!raw.is_null()).then(|| arguments::state_of(&self.client.backend, K::SORT, raw));
@@ -249,13 +295,22 @@ impl<'c> Session<'c> {
         owners: &[&Held],
         state: State,
     ) -> Result<(), Code> {
+        let is_event = K::SORT == Sort::Event && self.is_command.get();
         match (raw.is_null(), name.is_null()) {
             (true, true) => return Ok(()),
+            (false, true) if is_event => {
+                let object = Object::new(&self.client.backend, (K::SORT, raw), state, owners);
+                self.event.set(Some(Held(Arc::new(object))));
+                return Ok(());
+            }
             (true, false) => return Err(Code::OUT_OF_RESOURCES),
             (false, _) => {}
         }
         state.inherit(owners);
         let object = Arc::new(Object::new(&self.client.backend, (K::SORT, raw), state, owners));
+        if is_event {
+            self.event.set(Some(Held(Arc::clone(&object))));
+        }
         let inserted = match self.client.tables_mut().get_mut(K::SORT as usize) {
             Some(table) => table.insert(name.raw(), Arc::clone(&object)),
             None => Err(Code::INVALID_VALUE),
@@ -266,6 +321,21 @@ impl<'c> Session<'c> {
             self.client.abandon();
         }
         inserted
+    }
+
+    /// A new memory object of this form, for which so much is charged; what it was charged for, it has.
+    pub(crate) fn insert_memory(
+        &self,
+        name: Handle<Mem>,
+        raw: P,
+        owners: &[&Held],
+        (form, charge): (Form, Option<Charge>),
+    ) -> Result<(), Code> {
+        let charge = charge.and_then(|charge| match raw.is_null() {
+            true => Some(charge),
+            false => charge.until_gone(&self.client.backend, raw),
+        });
+        self.insert_with(name, raw, owners, State::memory(form, charge))
     }
 
     /// Several; places that the back end has not filled are none.
@@ -330,9 +400,13 @@ impl<'c> Session<'c> {
         });
     }
 
-    /// What devices have and forwarding has not: shared virtual memory, and functions of the client's as kernels.
+    /// What devices have and clients have not: shared virtual memory, functions of the client's as kernels, memory beyond the quota. The most
+    /// of one object is at least a quarter of all memory (OpenCL API, CL_DEVICE_MAX_MEM_ALLOC_SIZE), as it is of the device.
     pub(crate) fn hide(&self, answer: &mut Answer, query: u32) {
         match query {
+            DEVICE_MAX_MEM_ALLOC_SIZE | DEVICE_GLOBAL_MEM_SIZE => {
+                answer.replace(u64::MAX, |bytes| self.client.tenant.quota.lower(bytes));
+            }
             DEVICE_SVM_CAPABILITIES => answer.replace(u64::MAX, |_| 0),
             DEVICE_EXECUTION_CAPABILITIES => answer.replace(u64::MAX, |word| word & !EXEC_NATIVE_KERNEL),
             _ => {}

@@ -3,6 +3,7 @@
 //!
 //! PoCL has to be there (Debian's pocl-opencl-icd and ocl-icd-libopencl1, which the step `apt-packages` of `cargo xtask test` installs).
 
+#[allow(dead_code, reason = "each test uses what it needs")]
 mod support;
 
 use std::path::Path;

@@ -11,11 +11,12 @@
 use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
+use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use accel_server::{Guest, Server, Slot, Slots};
+use accel_server::{Guest, Slot, Slots};
 use accel_window::image::{self, Layout};
 use agent_api::accelerator::OPENCL_DRIVER;
 use anyhow::{Context as _, Result, bail};
@@ -106,7 +107,7 @@ pub(crate) fn format(inherited: &mut Inherited) -> Result<Vec<Slot>> {
 
 /// Has processes serve, for ever. Everything that was decided for this one counts for them.
 pub(crate) fn supervise(
-    options: &Options,
+    (options, control): (&Options, Option<&UnixListener>),
     inherited: &Inherited,
     slots: &[Slot],
     confined: Option<&Confined>,
@@ -114,7 +115,7 @@ pub(crate) fn supervise(
     loop {
         let begun = Instant::now();
         let Some(child) = fork().context("no process to serve the guest")? else {
-            return serve(options, inherited, slots);
+            return serve((options, control), inherited, slots);
         };
         let status = loop {
             match waitpid(Some(child), WaitOptions::empty()) {
@@ -157,10 +158,10 @@ fn fork() -> std::io::Result<Option<Pid>> {
     }
 }
 
-fn serve(options: &Options, inherited: &Inherited, slots: &[Slot]) -> Result<()> {
+fn serve((options, control): (&Options, Option<&UnixListener>), inherited: &Inherited, slots: &[Slot]) -> Result<()> {
     let backend = crate::backend(options)?;
     log::info!("{} is served to a guest", backend.name());
-    let server = Arc::new(Server::new(backend, options.settings()));
+    let server = crate::server(options, backend, control)?;
     let slots = Slots::new(inherited.window.try_clone()?, slots.to_vec()).context("--window-fd")?;
     // A socket is connected to by a path, which this is of a descriptor (proc(5), /proc/PID/fd).
     let vsock = match &inherited.vsock {

@@ -6,6 +6,7 @@ mod confine;
 mod guest;
 mod options;
 
+use std::os::unix::net::UnixListener;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -19,6 +20,7 @@ fn serve(options: &Options) -> Result<()> {
     match &options.place {
         Place::Host(socket) => {
             observe::logger::init("basalt-accel-server: ", options.log_level)?;
+            let control = control(options)?;
             let (backend, listener) = match &options.jail {
                 None => {
                     let backend = backend(options)?;
@@ -32,12 +34,13 @@ fn serve(options: &Options) -> Result<()> {
                 }
             };
             log::info!("{} is served on {}", backend.name(), socket.display());
-            Ok(Arc::new(Server::new(backend, options.settings())).serve(listener)?)
+            Ok(server(options, backend, control.as_ref())?.serve(listener)?)
         }
         Place::Guest(fds) => {
             // First of all: it relies on nothing else being open.
             let mut inherited = Inherited::take(*fds)?;
             observe::logger::init("basalt-accel-server: ", options.log_level)?;
+            let control = control(options)?;
             let confined = match &options.jail {
                 Some(jail) => Some(confine::enter(
                     jail,
@@ -47,9 +50,24 @@ fn serve(options: &Options) -> Result<()> {
                 None => None,
             };
             let slots = guest::format(&mut inherited)?;
-            guest::supervise(options, &inherited, &slots, confined.as_ref())
+            guest::supervise((options, control.as_ref()), &inherited, &slots, confined.as_ref())
         }
     }
+}
+
+/// Where statistics are told, which is made while the host's paths are there.
+fn control(options: &Options) -> Result<Option<UnixListener>> {
+    let listener = options.control.as_deref().map(Server::listen_for_stats);
+    Ok(listener.transpose()?)
+}
+
+/// A server with its limits, which tells statistics if it is to.
+fn server(options: &Options, backend: Backend, control: Option<&UnixListener>) -> Result<Arc<Server>> {
+    let server = Arc::new(Server::with_limits(backend, options.settings(), &options.limits)?);
+    if let Some(control) = control {
+        server.tell_stats(control.try_clone()?)?;
+    }
+    Ok(server)
 }
 
 /// What carries calls out. Drivers have threads: nothing forks behind this.

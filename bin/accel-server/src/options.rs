@@ -1,9 +1,10 @@
 //! The server's flags. Knows nothing of what they do.
 
 use std::os::fd::RawFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use accel_server::TenantLimits;
 use accel_transport::{Settings, Transport};
 use anyhow::{Context as _, Result, bail};
 use base::ByteSize;
@@ -15,7 +16,8 @@ const HELP: &str = "\
 basalt-accel-server: carries out forwarded calls of an accelerator's API (see docs/accel.md)
 
 Usage: basalt-accel-server --socket PATH --backend opencl|null [--library PATH] [--arena SIZE] [--threads NUMBER]
-                           [--transports LIST] [--busy-poll MICROS] [--log-level LEVEL] [--jail [what it is like]]
+                           [--transports LIST] [--busy-poll MICROS] [--memory SIZE] [--arbiter PATH]
+                           [--inflight NUMBER] [--control PATH] [--log-level LEVEL] [--jail [what it is like]]
        basalt-accel-server --vsock-fd FD --window-fd FD --driver-fd FD --ready-fd FD --backend ... (the node's daemon does that)
 
   --socket PATH      where clients connect, for this user alone; a socket that nobody listens on is replaced
@@ -30,6 +32,10 @@ Usage: basalt-accel-server --socket PATH --backend opencl|null [--library PATH] 
   --threads NUMBER   the most threads of a client that can call at a time; 32
   --transports LIST  how records may travel: spin, bell, same-cpu, stream, synchronous, with commas; what fits this host
   --busy-poll MICROS how long who waits for a record looks for it before it sleeps, at most; spin 50, bell 10, others 0
+  --memory SIZE      memory of the accelerator that all clients together may have; as much as it has
+  --arbiter PATH     the socket of an arbiter that divides the accelerator's time; nothing limits it while nobody listens there
+  --inflight NUMBER  commands that all clients together may have on the accelerator; 256 with an arbiter, 4096 without
+  --control PATH     where whoever connects is told statistics, as a line of JSON, for this user alone
   --log-level LEVEL  off, error, warn (default), info, debug or trace
   --version          print the version
   --help             print this text
@@ -81,6 +87,9 @@ pub(crate) struct Options {
     pub(crate) threads: u32,
     pub(crate) transports: Vec<Transport>,
     pub(crate) busy_poll: Option<Duration>,
+    pub(crate) limits: TenantLimits,
+    /// Where statistics are told.
+    pub(crate) control: Option<PathBuf>,
     pub(crate) log_level: LevelFilter,
     /// What is left to it; nothing is taken without.
     pub(crate) jail: Option<Jail>,
@@ -103,7 +112,7 @@ impl Options {
 /// What is to be done.
 #[derive(Debug)]
 pub(crate) enum Command {
-    Serve(Options),
+    Serve(Box<Options>),
     Print(String),
 }
 
@@ -120,6 +129,7 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
     let mut threads = 32;
     let mut transports = None;
     let mut busy_poll = None;
+    let (mut limits, mut control) = (TenantLimits::default(), None);
     let mut log_level = LevelFilter::Warn;
     let mut jail = confine::Flags::default();
     while let Some(argument) = parser.next()? {
@@ -138,6 +148,10 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
                 let micros: u32 = parser.value()?.parse()?;
                 busy_poll = Some(Duration::from_micros(micros.into()));
             }
+            Long("memory") => limits.memory = Some(parser.value()?.parse::<ByteSize>()?.0),
+            Long("arbiter") => limits.arbiter = Some(PathBuf::from(parser.value()?)),
+            Long("inflight") => limits.in_flight = Some(parser.value()?.parse()?),
+            Long("control") => control = Some(PathBuf::from(parser.value()?)),
             Long("log-level") => log_level = parser.value()?.parse()?,
             Long("jail") => jail.want(),
             Long("scratch") => jail.scratch(parser.value()?.parse()?)?,
@@ -165,17 +179,50 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
     if !arena.0.is_multiple_of(4096) || arena.0 == 0 || arena.0 > 1 << 40 {
         bail!("--arena {arena}: whole pages of 4096 bytes, up to 1t");
     }
+    check(&limits)?;
+    let mut jail = jail.finish()?;
+    if let (Some(jail), Some(arbiter)) = (&mut jail, &limits.arbiter) {
+        jail.read_only.push(directory(arbiter)?);
+    }
+    // Whoever asks wants to know.
+    limits.measures_time = control.is_some();
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-    Ok(Command::Serve(Options {
+    Ok(Command::Serve(Box::new(Options {
         place: place(socket, guest)?,
         library,
         arena,
         threads,
         transports: transports.unwrap_or_else(|| Transport::preferred(cpus).to_vec()),
         busy_poll,
+        limits,
+        control,
         log_level,
-        jail: jail.finish()?,
-    }))
+        jail,
+    })))
+}
+
+/// Where an arbiter's socket is, which a jail is to have, as another arbiter makes another socket.
+fn directory(arbiter: &Path) -> Result<PathBuf> {
+    let directory = arbiter
+        .parent()
+        .filter(|directory| arbiter.is_absolute() && directory.parent().is_some());
+    let directory = directory.with_context(|| {
+        format!(
+            "--arbiter {}: with --jail give a path from / on, in a directory",
+            arbiter.display()
+        )
+    });
+    directory.map(Path::to_owned)
+}
+
+fn check(limits: &TenantLimits) -> Result<()> {
+    if limits.memory == Some(0) {
+        bail!("--memory 0: a client could do nothing; give what it may have, such as 2g");
+    }
+    match limits.in_flight {
+        Some(number) if !(1..=4096).contains(&number) => bail!("--inflight {number}: 1 to 4096"),
+        _ => Ok(()),
+    }
 }
 
 fn place(socket: Option<PathBuf>, guest: [Option<RawFd>; 4]) -> Result<Place> {
@@ -206,7 +253,7 @@ mod tests {
 
     fn parsed(words: &[&str]) -> Result<Options> {
         match parse_from(lexopt::Parser::from_args(words))? {
-            Command::Serve(options) => Ok(options),
+            Command::Serve(options) => Ok(*options),
             Command::Print(text) => panic!("{text}"),
         }
     }
@@ -218,9 +265,28 @@ mod tests {
         assert_eq!((options.arena.0, options.threads), (256 << 20, 32));
         assert!(HELP.contains("256m") && HELP.contains("; 32\n") && HELP.contains(LIBRARY));
         assert!(!options.transports.contains(&Transport::Synchronous));
+        let limits = options.limits;
+        assert!(limits.memory.is_none() && limits.arbiter.is_none() && limits.in_flight.is_none());
+        assert!(!limits.measures_time && options.control.is_none());
         let options = parsed(&["--socket=a", "--backend=null", "--transports=spin,bell", "--arena=1m"]).unwrap();
         assert_eq!(options.transports, [Transport::Spin, Transport::Bell]);
         assert!(options.library.is_none() && options.arena.0 == 1 << 20);
+        let words = ["--memory=2g", "--arbiter=b", "--inflight=16", "--control=c"];
+        let options = parsed(&[&["--socket=a", "--backend=null"][..], &words].concat()).unwrap();
+        let limits = options.limits;
+        assert_eq!((limits.memory, limits.in_flight), (Some(2 << 30), Some(16)));
+        assert_eq!((limits.arbiter, options.control), (Some("b".into()), Some("c".into())));
+        assert!(limits.measures_time);
+        let jailed = [
+            "--socket=a",
+            "--backend=null",
+            "--jail",
+            "--arbiter=/run/share/one/socket",
+        ];
+        assert_eq!(
+            parsed(&jailed).unwrap().jail.unwrap().read_only,
+            [PathBuf::from("/run/share/one")]
+        );
     }
 
     #[test]
@@ -236,6 +302,12 @@ mod tests {
             ),
             (&["--socket", "a", "--backend", "null", "--threads", "0"], "1 to 1024"),
             (&["--socket", "a", "--backend", "null", "--arena", "100"], "whole pages"),
+            (&["--socket", "a", "--backend", "null", "--memory", "0"], "such as 2g"),
+            (&["--socket", "a", "--backend", "null", "--inflight", "0"], "1 to 4096"),
+            (
+                &["--socket", "a", "--backend", "null", "--jail", "--arbiter", "b"],
+                "a path from / on",
+            ),
             (
                 &["--socket", "a", "--backend", "null", "--transports", "spin,pigeon"],
                 "--transports spin,pigeon",

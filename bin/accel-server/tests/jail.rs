@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, Permissions};
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use accel_arbiter::{Arbiter, Share};
 use host::jail::{Child, Identity, Isolation, Launch, Pool, argument, spawn};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{Gid, Mode, OFlags, Uid};
@@ -234,6 +235,62 @@ fn a_program_computes_by_a_server_that_has_nothing_else() {
     assert!(!text.contains("error"), "{text}");
 }
 
+#[test]
+fn its_time_is_divided_and_its_statistics_are_told_from_within() {
+    let identity = Pool::default().identity(25).unwrap();
+    let (served, shared) = (directory(identity), directory(identity));
+    let (share, control) = (shared.path().join("share"), served.path().join("control"));
+    let admit = || {
+        let arbiter = Arbiter::start().unwrap();
+        arbiter.admit("one", Share::default(), &share).unwrap();
+        rustix::fs::chown(&share, Some(Uid::from_raw(identity.uid)), None).unwrap();
+        arbiter
+    };
+    let arbiter = admit();
+    let flags = [
+        format!("--arbiter={}", share.display()),
+        format!("--control={}", control.display()),
+    ];
+    let server = Jailed::start(
+        identity,
+        served.path(),
+        &["--backend=opencl", "--memory=64m", &flags[0], &flags[1]],
+    );
+    server.confined();
+    let output = compute(served.path());
+    let text = said(&output);
+    assert!(output.status.success() && text.contains("numbers are right"), "{text}");
+    is_confined(&server, identity);
+    let ask = || {
+        let mut line = String::new();
+        UnixStream::connect(&control)
+            .unwrap()
+            .read_to_string(&mut line)
+            .unwrap();
+        line
+    };
+    let until = |part: &str| {
+        let begin = Instant::now();
+        while !ask().contains(part) {
+            assert!(begin.elapsed() < MOST, "never {part}: {}", ask());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    until(r#""is_shared":true"#);
+    let line = ask();
+    assert!(
+        line.contains(r#""quota":67108864"#) && !line.contains(r#""launches":0"#),
+        "{line}"
+    );
+    // Another arbiter makes another socket in the same directory.
+    drop(arbiter);
+    until(r#""is_shared":false"#);
+    let _arbiter = admit();
+    until(r#""is_shared":true"#);
+    let text = server.end();
+    assert!(!text.contains("error"), "{text}");
+}
+
 /// A VMM's socket for connections into its guest, in a directory that nobody but root has a way to.
 fn vsock(directory: &Path, identity: Identity) -> (UnixListener, PathBuf) {
     let hidden = directory.join("hidden");
@@ -278,7 +335,7 @@ fn a_guest_is_served_from_a_jail_again_and_again() {
     let mount = host::share::read_only(socket.as_fd(), &path).unwrap();
     let window = base::memfd::sized("window", 64 << 20).unwrap();
     let driver = open(&beside("libbasalt_opencl.so"), OFlags::RDONLY);
-    let (mut ready, end) = std::io::pipe().unwrap();
+    let (mut ready, end) = UnixStream::pair().unwrap();
     let flags = [
         "--vsock-fd=3",
         "--window-fd=4",
@@ -300,6 +357,7 @@ fn a_guest_is_served_from_a_jail_again_and_again() {
     let mut said = [0; 6];
     ready.read_exact(&mut said).unwrap();
     assert_eq!(&said, b"ready\n");
+    ready.write_all(b"known\n").unwrap();
     is_confined(&server, identity);
     only(&names(&server, "/run"), &["vsock"]);
     for _ in 0..2 {

@@ -1,10 +1,13 @@
 //! The program: what it says when it cannot start, that clients are served, and that they notice its end.
 
+use std::io::Read as _;
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use accel_arbiter::{Arbiter, Share};
 use accel_proto::opencl::GetPlatformIDs;
 use accel_proto::{Record, Span};
 use accel_transport::{Error, Offer, Transport, connect};
@@ -119,5 +122,48 @@ fn clients_are_served_and_notice_its_end() {
         let ended = end.call(&record, MOST);
         assert!(matches!(ended, Err(Error::PeerGone)), "{ended:?}");
         assert!(begin.elapsed() < Duration::from_secs(5));
+    }
+}
+
+#[test]
+fn limits_and_statistics_are_a_processs_own() {
+    let directory = tempfile::tempdir().unwrap();
+    let [socket, control, share] = ["a.sock", "control", "share"].map(|name| directory.path().join(name));
+    let mut command = program();
+    command.arg("--socket").arg(&socket).arg("--control").arg(&control);
+    command.arg("--arbiter").arg(&share);
+    command.args(["--backend=null", "--arena=1m", "--memory=3m", "--transports=bell"]);
+    let server = Started(command.spawn().unwrap());
+    drop(reach(&socket));
+    let ask = || {
+        let mut line = String::new();
+        let begin = Instant::now();
+        let mut stream = loop {
+            match UnixStream::connect(&control) {
+                Ok(stream) => break stream,
+                Err(error) => assert!(begin.elapsed() < MOST, "nobody tells: {error}"),
+            }
+        };
+        stream.read_to_string(&mut line).unwrap();
+        line
+    };
+    // Nobody divides its time yet, and it serves all the same.
+    let line = ask();
+    assert!(
+        line.contains(r#""quota":3145728"#) && line.contains(r#""is_shared":false"#),
+        "{line}"
+    );
+    let arbiter = Arbiter::start().unwrap();
+    arbiter.admit("a", Share::default(), &share).unwrap();
+    let begin = Instant::now();
+    while !ask().contains(r#""is_shared":true"#) {
+        assert!(begin.elapsed() < MOST, "it does not find its arbiter");
+    }
+    assert!(arbiter.report()["a"].is_connected);
+    // Killed, it is gone from the arbiter at once.
+    drop(server);
+    let begin = Instant::now();
+    while arbiter.report()["a"].is_connected {
+        assert!(begin.elapsed() < MOST, "its end is not seen");
     }
 }

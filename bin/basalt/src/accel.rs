@@ -46,7 +46,7 @@ fn list(output: &Output) -> Result<u8> {
     })?;
     output.result(&rows, || {
         let mut lines = vec![
-            ["SANDBOX", "STATE", "API", "WINDOW", "SERVER"]
+            ["SANDBOX", "STATE", "API", "MEMORY", "WINDOW", "SERVER"]
                 .map(str::to_owned)
                 .to_vec(),
         ];
@@ -55,6 +55,7 @@ fn list(output: &Output) -> Result<u8> {
                 row.sandbox.clone(),
                 row.state.to_string(),
                 row.accelerator.api.to_string(),
+                row.accelerator.memory.to_string(),
                 row.accelerator.window.to_string(),
                 row.server.map_or_else(|| "-".to_owned(), |pid| pid.to_string()),
             ]

@@ -12,6 +12,14 @@ pub const WINDOW: ByteSize = ByteSize::mib(256);
 const LEAST_WINDOW: ByteSize = ByteSize::mib(32);
 const MOST_WINDOW: ByteSize = ByteSize::gib(64);
 
+/// Memory of the accelerator, if nobody says how much, and the least.
+pub const MEMORY: ByteSize = ByteSize::gib(1);
+const LEAST_MEMORY: ByteSize = ByteSize::mib(1);
+
+fn default_memory() -> ByteSize {
+    MEMORY
+}
+
 /// What a window is a multiple of.
 const WINDOW_UNIT: u64 = 2 << 20;
 
@@ -43,6 +51,9 @@ pub struct Accelerator {
     pub api: AcceleratorApi,
     /// Bytes that guest and server share, for all programs of the guest; they take what is used of it.
     pub window: ByteSize,
+    /// The most memory of the accelerator that its programs may have together; they see that much.
+    #[serde(default = "default_memory")]
+    pub memory: ByteSize,
     /// How calls travel, whatever server and programs would choose.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transport: Option<AcceleratorTransport>,
@@ -58,11 +69,16 @@ pub enum AcceleratorError {
     #[error("there is no accelerator {0:?}: write opencl, or null to try without a driver")]
     Api(String),
     /// Not a setting.
-    #[error("{0:?} is no setting of an accelerator: write opencl[:window=SIZE,transport=spin|bell,poll=MICROSECONDS]")]
+    #[error(
+        "{0:?} is no setting of an accelerator: write opencl[:memory=SIZE,window=SIZE,transport=spin|bell,poll=MICROSECONDS]"
+    )]
     Setting(String),
     /// Too small, too large, or not a multiple of 2 MiB.
     #[error("a window of {0} cannot be: give a multiple of 2 MiB from {LEAST_WINDOW} to {MOST_WINDOW}")]
     Window(ByteSize),
+    /// Too little for anything.
+    #[error("{0} are no memory of an accelerator: give at least {LEAST_MEMORY}")]
+    Memory(ByteSize),
     /// A machine that none can be given to.
     #[error(
         "a sandbox whose memory is not translated can have no accelerator, as that shares memory with its host: leave --accel or --memory-mode identity out"
@@ -77,11 +93,12 @@ impl Accelerator {
     /// Checks its numbers.
     ///
     /// # Errors
-    /// [`AcceleratorError::Window`].
+    /// [`AcceleratorError::Window`], [`AcceleratorError::Memory`].
     pub fn validate(&self) -> Result<(), AcceleratorError> {
         let sound =
             (LEAST_WINDOW..=MOST_WINDOW).contains(&self.window) && self.window.bytes().is_multiple_of(WINDOW_UNIT);
         match sound {
+            true if self.memory < LEAST_MEMORY => Err(AcceleratorError::Memory(self.memory)),
             true => Ok(()),
             false => Err(AcceleratorError::Window(self.window)),
         }
@@ -108,7 +125,8 @@ impl fmt::Display for AcceleratorTransport {
 
 impl fmt::Display for Accelerator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:window={}", self.api, self.window.bytes())?;
+        let (window, memory) = (self.window.bytes(), self.memory.bytes());
+        write!(f, "{}:window={window},memory={memory}", self.api)?;
         if let Some(transport) = self.transport {
             write!(f, ",transport={transport}")?;
         }
@@ -129,6 +147,7 @@ impl FromStr for Accelerator {
         let mut accelerator = Self {
             api,
             window: WINDOW,
+            memory: MEMORY,
             transport: None,
             poll_us: None,
         };
@@ -136,6 +155,7 @@ impl FromStr for Accelerator {
             let wrong = || AcceleratorError::Setting(setting.to_owned());
             match setting.split_once('=').ok_or_else(wrong)? {
                 ("window", size) => accelerator.window = size.parse().map_err(|_| wrong())?,
+                ("memory", size) => accelerator.memory = size.parse().map_err(|_| wrong())?,
                 ("transport", "spin") => accelerator.transport = Some(AcceleratorTransport::Spin),
                 ("transport", "bell") => accelerator.transport = Some(AcceleratorTransport::Bell),
                 ("poll", micros) => accelerator.poll_us = Some(micros.parse().map_err(|_| wrong())?),
@@ -155,7 +175,7 @@ mod tests {
     fn it_is_read_as_it_is_written() {
         let plain: Accelerator = "opencl".parse().unwrap();
         assert_eq!((plain.api, plain.window), (AcceleratorApi::Opencl, WINDOW));
-        let other: Accelerator = "null:window=64m,transport=spin,poll=200".parse().unwrap();
+        let other: Accelerator = "null:memory=2g,window=64m,transport=spin,poll=200".parse().unwrap();
         assert_eq!((other.api, other.window), (AcceleratorApi::Null, ByteSize::mib(64)));
         for one in [plain, other] {
             assert_eq!(one.to_string().parse(), Ok(one));
@@ -169,9 +189,10 @@ mod tests {
         for (text, words) in [
             ("cuda", "opencl, or null"),
             ("", "opencl, or null"),
-            ("opencl:window", "opencl[:window=SIZE"),
-            ("opencl:window=big", "opencl[:window=SIZE"),
+            ("opencl:window", "opencl[:memory=SIZE"),
+            ("opencl:window=big", "opencl[:memory=SIZE"),
             ("opencl:color=red", "color=red"),
+            ("opencl:memory=0", "at least 1 MiB"),
             ("opencl:poll=1ms", "poll=MICROSECONDS"),
             ("opencl:transport=stream", "spin|bell"),
             ("opencl:window=16m", "multiple of 2 MiB"),

@@ -3,10 +3,7 @@
 //! Calls of `accel/spec/opencl/event.toml`, carried out.
 
 use accel_proto::List;
-use accel_proto::opencl::{
-    GetEventInfo, GetEventInfoReply, GetEventProfilingInfo, GetEventProfilingInfoReply, ReleaseEvent,
-    SetUserEventStatus, WaitForEvents,
-};
+use accel_proto::opencl::{GetEventInfo, GetEventInfoReply, ReleaseEvent, SetUserEventStatus, WaitForEvents};
 
 use crate::api::{Code, check};
 use crate::marshal::{Answer, ask, there};
@@ -77,41 +74,6 @@ pub(super) fn get_event_info(cx: &mut Session<'_>, call: &GetEventInfo) -> Resul
 /// `clReleaseEvent`.
 pub(super) fn release_event(cx: &mut Session<'_>, call: &ReleaseEvent) -> Result<(), Code> {
     cx.release(call.event)
-}
-
-/// `clGetEventProfilingInfo`.
-pub(super) fn get_event_profiling_info(cx: &mut Session<'_>, call: &GetEventProfilingInfo) -> Result<(), Code> {
-    let event = cx.object(call.event)?;
-    let mut param_value = Answer::new(
-        call.param_value,
-        call.param_value_size,
-        <u8 as accel_proto::Plain>::SIZE,
-    );
-    let mut param_value_size_ret: u64 = 0;
-    let function = cx.api().clGetEventProfilingInfo()?;
-    // SAFETY: 1. the function is the back end's of that name and has these types (`Api`); 2. objects are held until it
-    // returns; 3. pointers are to as much as the numbers beside them say, or into the arena, which outlives all
-    // work of the back end (`Client`).
-    let status = unsafe {
-        function(
-            event.raw(),
-            call.param_name,
-            param_value.limit(call.param_value_size),
-            param_value.pointer(),
-            ask(&mut param_value_size_ret, call.param_value_size_ret || call.param_value),
-        )
-    };
-    check(status)?;
-    let param_value = param_value.bytes(param_value_size_ret);
-    cx.answer(
-        call,
-        &GetEventProfilingInfoReply {
-            status,
-            param_value: call.param_value.then(|| List::new(&param_value)),
-            param_value_size_ret: call.param_value_size_ret.then_some(param_value_size_ret),
-        },
-        Some(call.reply),
-    )
 }
 
 /// `clSetUserEventStatus`.

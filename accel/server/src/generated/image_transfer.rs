@@ -5,7 +5,7 @@
 use accel_proto::opencl::{EnqueueCopyBufferToImage, EnqueueCopyImage, EnqueueCopyImageToBuffer, EnqueueFillImage};
 
 use crate::api::{Code, check};
-use crate::marshal::{Bytes, Place, there};
+use crate::marshal::{Bytes, there};
 use crate::session::Session;
 
 /// `clEnqueueCopyImage`.
@@ -22,7 +22,7 @@ pub(super) fn enqueue_copy_image(cx: &mut Session<'_>, call: &EnqueueCopyImage<'
         Code::INVALID_EVENT_WAIT_LIST,
     )?;
     let event_wait_list = cx.objects(call.event_wait_list.as_ref())?;
-    let mut event = Place::new(call.event);
+    let mut event = cx.place(call.event);
     let function = cx.api().clEnqueueCopyImage()?;
     // SAFETY: 1. the function is the back end's of that name and has these types (`Api`); 2. objects are held until it
     // returns; 3. pointers are to as much as the numbers beside them say, or into the arena, which outlives all
@@ -61,7 +61,7 @@ pub(super) fn enqueue_copy_image_to_buffer(
         Code::INVALID_EVENT_WAIT_LIST,
     )?;
     let event_wait_list = cx.objects(call.event_wait_list.as_ref())?;
-    let mut event = Place::new(call.event);
+    let mut event = cx.place(call.event);
     let function = cx.api().clEnqueueCopyImageToBuffer()?;
     // SAFETY: 1. the function is the back end's of that name and has these types (`Api`); 2. objects are held until it
     // returns; 3. pointers are to as much as the numbers beside them say, or into the arena, which outlives all
@@ -100,7 +100,7 @@ pub(super) fn enqueue_copy_buffer_to_image(
         Code::INVALID_EVENT_WAIT_LIST,
     )?;
     let event_wait_list = cx.objects(call.event_wait_list.as_ref())?;
-    let mut event = Place::new(call.event);
+    let mut event = cx.place(call.event);
     let function = cx.api().clEnqueueCopyBufferToImage()?;
     // SAFETY: 1. the function is the back end's of that name and has these types (`Api`); 2. objects are held until it
     // returns; 3. pointers are to as much as the numbers beside them say, or into the arena, which outlives all
@@ -136,7 +136,7 @@ pub(super) fn enqueue_fill_image(cx: &mut Session<'_>, call: &EnqueueFillImage<'
         Code::INVALID_EVENT_WAIT_LIST,
     )?;
     let event_wait_list = cx.objects(call.event_wait_list.as_ref())?;
-    let mut event = Place::new(call.event);
+    let mut event = cx.place(call.event);
     let function = cx.api().clEnqueueFillImage()?;
     // SAFETY: 1. the function is the back end's of that name and has these types (`Api`); 2. objects are held until it
     // returns; 3. pointers are to as much as the numbers beside them say, or into the arena, which outlives all

@@ -8,7 +8,7 @@ use accel_proto::opencl::{
 };
 
 use crate::api::{Code, check};
-use crate::marshal::{Bytes, Place, there};
+use crate::marshal::{Bytes, there};
 use crate::session::Session;
 
 /// `clEnqueueNDRangeKernel`.
@@ -26,7 +26,7 @@ pub(super) fn enqueue_nd_range_kernel(cx: &mut Session<'_>, call: &EnqueueNDRang
         Code::INVALID_EVENT_WAIT_LIST,
     )?;
     let event_wait_list = cx.objects(call.event_wait_list.as_ref())?;
-    let mut event = Place::new(call.event);
+    let mut event = cx.place(call.event);
     let function = cx.api().clEnqueueNDRangeKernel()?;
     // SAFETY: 1. the function is the back end's of that name and has these types (`Api`); 2. objects are held until it
     // returns; 3. pointers are to as much as the numbers beside them say, or into the arena, which outlives all
@@ -52,7 +52,7 @@ pub(super) fn enqueue_nd_range_kernel(cx: &mut Session<'_>, call: &EnqueueNDRang
 /// `clEnqueueMarker`.
 pub(super) fn enqueue_marker(cx: &mut Session<'_>, call: &EnqueueMarker) -> Result<(), Code> {
     let command_queue = cx.object(call.command_queue)?;
-    let mut event = Place::new(call.event);
+    let mut event = cx.place(call.event);
     let function = cx.api().clEnqueueMarker()?;
     // SAFETY: 1. the function is the back end's of that name and has these types (`Api`); 2. objects are held until it
     // returns; 3. pointers are to as much as the numbers beside them say, or into the arena, which outlives all
@@ -87,7 +87,7 @@ pub(super) fn enqueue_task(cx: &mut Session<'_>, call: &EnqueueTask<'_>) -> Resu
         Code::INVALID_EVENT_WAIT_LIST,
     )?;
     let event_wait_list = cx.objects(call.event_wait_list.as_ref())?;
-    let mut event = Place::new(call.event);
+    let mut event = cx.place(call.event);
     let function = cx.api().clEnqueueTask()?;
     // SAFETY: 1. the function is the back end's of that name and has these types (`Api`); 2. objects are held until it
     // returns; 3. pointers are to as much as the numbers beside them say, or into the arena, which outlives all
@@ -124,7 +124,7 @@ pub(super) fn enqueue_migrate_mem_objects(
         Code::INVALID_EVENT_WAIT_LIST,
     )?;
     let event_wait_list = cx.objects(call.event_wait_list.as_ref())?;
-    let mut event = Place::new(call.event);
+    let mut event = cx.place(call.event);
     let function = cx.api().clEnqueueMigrateMemObjects()?;
     // SAFETY: 1. the function is the back end's of that name and has these types (`Api`); 2. objects are held until it
     // returns; 3. pointers are to as much as the numbers beside them say, or into the arena, which outlives all
@@ -157,7 +157,7 @@ pub(super) fn enqueue_marker_with_wait_list(
         Code::INVALID_EVENT_WAIT_LIST,
     )?;
     let event_wait_list = cx.objects(call.event_wait_list.as_ref())?;
-    let mut event = Place::new(call.event);
+    let mut event = cx.place(call.event);
     let function = cx.api().clEnqueueMarkerWithWaitList()?;
     // SAFETY: 1. the function is the back end's of that name and has these types (`Api`); 2. objects are held until it
     // returns; 3. pointers are to as much as the numbers beside them say, or into the arena, which outlives all
@@ -187,7 +187,7 @@ pub(super) fn enqueue_barrier_with_wait_list(
         Code::INVALID_EVENT_WAIT_LIST,
     )?;
     let event_wait_list = cx.objects(call.event_wait_list.as_ref())?;
-    let mut event = Place::new(call.event);
+    let mut event = cx.place(call.event);
     let function = cx.api().clEnqueueBarrierWithWaitList()?;
     // SAFETY: 1. the function is the back end's of that name and has these types (`Api`); 2. objects are held until it
     // returns; 3. pointers are to as much as the numbers beside them say, or into the arena, which outlives all

@@ -3,9 +3,7 @@
 //! Calls of `accel/spec/opencl/memory.toml`, carried out.
 
 use accel_proto::List;
-use accel_proto::opencl::{
-    CreatePipe, GetMemObjectInfo, GetMemObjectInfoReply, GetPipeInfo, GetPipeInfoReply, ReleaseMemObject,
-};
+use accel_proto::opencl::{GetMemObjectInfo, GetMemObjectInfoReply, GetPipeInfo, GetPipeInfoReply, ReleaseMemObject};
 
 use crate::api::{Code, check};
 use crate::marshal::{Answer, ask};
@@ -59,30 +57,6 @@ pub(super) fn get_mem_object_info(cx: &mut Session<'_>, call: &GetMemObjectInfo)
         },
         Some(call.reply),
     )
-}
-
-/// `clCreatePipe`.
-pub(super) fn create_pipe(cx: &mut Session<'_>, call: &CreatePipe<'_>) -> Result<(), Code> {
-    let context = cx.object(call.context)?;
-    let properties = cx.properties(call.properties.as_ref(), &[])?;
-    let function = cx.api().clCreatePipe()?;
-    let mut status = 0_i32;
-    // SAFETY: 1. the function is the back end's of that name and has these types (`Api`); 2. objects are held until it
-    // returns; 3. pointers are to as much as the numbers beside them say, or into the arena, which outlives all
-    // work of the back end (`Client`).
-    let returned = unsafe {
-        function(
-            context.raw(),
-            call.flags,
-            call.pipe_packet_size,
-            call.pipe_max_packets,
-            properties.pointer(),
-            (&raw mut status).cast(),
-        )
-    };
-    check(status)?;
-    cx.insert(call.returned, returned, &[&context])?;
-    Ok(())
 }
 
 /// `clGetPipeInfo`.

@@ -2,68 +2,14 @@
 //!
 //! Calls of `accel/spec/opencl/queue.toml`, carried out.
 
-use accel_proto::List;
-use accel_proto::opencl::{
-    CreateCommandQueue, CreateCommandQueueWithProperties, Finish, Flush, GetCommandQueueInfo, GetCommandQueueInfoReply,
-    ReleaseCommandQueue, SetDefaultDeviceCommandQueue,
-};
+use accel_proto::opencl::{Finish, Flush, ReleaseCommandQueue, SetDefaultDeviceCommandQueue};
 
 use crate::api::{Code, check};
-use crate::marshal::{Answer, ask};
-use crate::objects::Sort;
 use crate::session::Session;
 
 /// `clReleaseCommandQueue`.
 pub(super) fn release_command_queue(cx: &mut Session<'_>, call: &ReleaseCommandQueue) -> Result<(), Code> {
     cx.release(call.command_queue)
-}
-
-/// `clGetCommandQueueInfo`.
-pub(super) fn get_command_queue_info(cx: &mut Session<'_>, call: &GetCommandQueueInfo) -> Result<(), Code> {
-    if matches!(call.param_name, 0x1092) {
-        return Err(Code::INVALID_VALUE);
-    }
-    let command_queue = cx.object(call.command_queue)?;
-    let mut param_value = Answer::new(
-        call.param_value,
-        call.param_value_size,
-        <u8 as accel_proto::Plain>::SIZE,
-    );
-    let mut param_value_size_ret: u64 = 0;
-    let function = cx.api().clGetCommandQueueInfo()?;
-    // SAFETY: 1. the function is the back end's of that name and has these types (`Api`); 2. objects are held until it
-    // returns; 3. pointers are to as much as the numbers beside them say, or into the arena, which outlives all
-    // work of the back end (`Client`).
-    let status = unsafe {
-        function(
-            command_queue.raw(),
-            call.param_name,
-            param_value.limit(call.param_value_size),
-            param_value.pointer(),
-            ask(&mut param_value_size_ret, call.param_value_size_ret || call.param_value),
-        )
-    };
-    check(status)?;
-    cx.translate(
-        &mut param_value,
-        param_value_size_ret,
-        call.param_name,
-        &[
-            (0x1090, Sort::Context),
-            (0x1091, Sort::Device),
-            (0x1095, Sort::CommandQueue),
-        ],
-    );
-    let param_value = param_value.bytes(param_value_size_ret);
-    cx.answer(
-        call,
-        &GetCommandQueueInfoReply {
-            status,
-            param_value: call.param_value.then(|| List::new(&param_value)),
-            param_value_size_ret: call.param_value_size_ret.then_some(param_value_size_ret),
-        },
-        Some(call.reply),
-    )
 }
 
 /// `clFlush`.
@@ -87,47 +33,6 @@ pub(super) fn finish(cx: &mut Session<'_>, call: &Finish) -> Result<(), Code> {
     // work of the back end (`Client`).
     let status = unsafe { function(command_queue.raw()) };
     check(status)?;
-    Ok(())
-}
-
-/// `clCreateCommandQueue`.
-pub(super) fn create_command_queue(cx: &mut Session<'_>, call: &CreateCommandQueue) -> Result<(), Code> {
-    let context = cx.object(call.context)?;
-    let device = cx.object(call.device)?;
-    let function = cx.api().clCreateCommandQueue()?;
-    let mut status = 0_i32;
-    // SAFETY: 1. the function is the back end's of that name and has these types (`Api`); 2. objects are held until it
-    // returns; 3. pointers are to as much as the numbers beside them say, or into the arena, which outlives all
-    // work of the back end (`Client`).
-    let returned = unsafe { function(context.raw(), device.raw(), call.properties, (&raw mut status).cast()) };
-    check(status)?;
-    cx.insert(call.returned, returned, &[&context, &device])?;
-    Ok(())
-}
-
-/// `clCreateCommandQueueWithProperties`.
-pub(super) fn create_command_queue_with_properties(
-    cx: &mut Session<'_>,
-    call: &CreateCommandQueueWithProperties<'_>,
-) -> Result<(), Code> {
-    let context = cx.object(call.context)?;
-    let device = cx.object(call.device)?;
-    let properties = cx.properties(call.properties.as_ref(), &[])?;
-    let function = cx.api().clCreateCommandQueueWithProperties()?;
-    let mut status = 0_i32;
-    // SAFETY: 1. the function is the back end's of that name and has these types (`Api`); 2. objects are held until it
-    // returns; 3. pointers are to as much as the numbers beside them say, or into the arena, which outlives all
-    // work of the back end (`Client`).
-    let returned = unsafe {
-        function(
-            context.raw(),
-            device.raw(),
-            properties.pointer(),
-            (&raw mut status).cast(),
-        )
-    };
-    check(status)?;
-    cx.insert(call.returned, returned, &[&context, &device])?;
     Ok(())
 }
 

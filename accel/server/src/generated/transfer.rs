@@ -8,7 +8,7 @@ use accel_proto::opencl::{
 };
 
 use crate::api::{Code, check};
-use crate::marshal::{Bytes, Place, there};
+use crate::marshal::{Bytes, there};
 use crate::session::Session;
 
 /// `clEnqueueReadBuffer`.
@@ -23,7 +23,7 @@ pub(super) fn enqueue_read_buffer(cx: &mut Session<'_>, call: &EnqueueReadBuffer
         Code::INVALID_EVENT_WAIT_LIST,
     )?;
     let event_wait_list = cx.objects(call.event_wait_list.as_ref())?;
-    let mut event = Place::new(call.event);
+    let mut event = cx.place(call.event);
     buffer.in_bounds((call.offset, call.size))?;
     let function = cx.api().clEnqueueReadBuffer()?;
     // SAFETY: 1. the function is the back end's of that name and has these types (`Api`); 2. objects are held until it
@@ -59,7 +59,7 @@ pub(super) fn enqueue_write_buffer(cx: &mut Session<'_>, call: &EnqueueWriteBuff
         Code::INVALID_EVENT_WAIT_LIST,
     )?;
     let event_wait_list = cx.objects(call.event_wait_list.as_ref())?;
-    let mut event = Place::new(call.event);
+    let mut event = cx.place(call.event);
     buffer.in_bounds((call.offset, call.size))?;
     let function = cx.api().clEnqueueWriteBuffer()?;
     // SAFETY: 1. the function is the back end's of that name and has these types (`Api`); 2. objects are held until it
@@ -94,7 +94,7 @@ pub(super) fn enqueue_copy_buffer(cx: &mut Session<'_>, call: &EnqueueCopyBuffer
         Code::INVALID_EVENT_WAIT_LIST,
     )?;
     let event_wait_list = cx.objects(call.event_wait_list.as_ref())?;
-    let mut event = Place::new(call.event);
+    let mut event = cx.place(call.event);
     src_buffer.in_bounds((call.src_offset, call.size))?;
     dst_buffer.in_bounds((call.dst_offset, call.size))?;
     let function = cx.api().clEnqueueCopyBuffer()?;
@@ -133,7 +133,7 @@ pub(super) fn enqueue_read_buffer_rect(cx: &mut Session<'_>, call: &EnqueueReadB
         Code::INVALID_EVENT_WAIT_LIST,
     )?;
     let event_wait_list = cx.objects(call.event_wait_list.as_ref())?;
-    let mut event = Place::new(call.event);
+    let mut event = cx.place(call.event);
     buffer.rect_in_bounds(
         (&call.buffer_origin, &call.region),
         (call.buffer_row_pitch, call.buffer_slice_pitch),
@@ -179,7 +179,7 @@ pub(super) fn enqueue_write_buffer_rect(cx: &mut Session<'_>, call: &EnqueueWrit
         Code::INVALID_EVENT_WAIT_LIST,
     )?;
     let event_wait_list = cx.objects(call.event_wait_list.as_ref())?;
-    let mut event = Place::new(call.event);
+    let mut event = cx.place(call.event);
     buffer.rect_in_bounds(
         (&call.buffer_origin, &call.region),
         (call.buffer_row_pitch, call.buffer_slice_pitch),
@@ -225,7 +225,7 @@ pub(super) fn enqueue_copy_buffer_rect(cx: &mut Session<'_>, call: &EnqueueCopyB
         Code::INVALID_EVENT_WAIT_LIST,
     )?;
     let event_wait_list = cx.objects(call.event_wait_list.as_ref())?;
-    let mut event = Place::new(call.event);
+    let mut event = cx.place(call.event);
     src_buffer.rect_in_bounds(
         (&call.src_origin, &call.region),
         (call.src_row_pitch, call.src_slice_pitch),
@@ -272,7 +272,7 @@ pub(super) fn enqueue_fill_buffer(cx: &mut Session<'_>, call: &EnqueueFillBuffer
         Code::INVALID_EVENT_WAIT_LIST,
     )?;
     let event_wait_list = cx.objects(call.event_wait_list.as_ref())?;
-    let mut event = Place::new(call.event);
+    let mut event = cx.place(call.event);
     buffer.in_bounds((call.offset, call.size))?;
     let function = cx.api().clEnqueueFillBuffer()?;
     // SAFETY: 1. the function is the back end's of that name and has these types (`Api`); 2. objects are held until it

@@ -6,10 +6,12 @@ use accel_proto::opencl::{
 };
 use accel_proto::{Handle, List, Span};
 
-use super::memory::{flags, without_host};
+use super::image_memory;
+use super::memory::{Contents, without_host};
 use crate::api::{Code, P, check};
-use crate::marshal::{Bytes, Place, Properties, there};
-use crate::objects::{Form, Held, State};
+use crate::marshal::{Bytes, Properties, there};
+use crate::objects::{Form, Held, MaybeHeld};
+use crate::quota::Charge;
 use crate::session::Session;
 
 /// Numbers of the API (cl.h).
@@ -18,6 +20,7 @@ const IMAGE3D: u32 = 0x10f2;
 const IMAGE2D_ARRAY: u32 = 0x10f3;
 const IMAGE1D_ARRAY: u32 = 0x10f5;
 const MEM_TYPE: u32 = 0x1100;
+const MEM_SIZE: u32 = 0x1102;
 const IMAGE_ELEMENT_SIZE: u32 = 0x1111;
 const INVALID_HOST_PTR: Code = Code(-37);
 
@@ -118,18 +121,54 @@ fn create(cx: &mut Session<'_>, wanted: &Wanted<'_>) -> Result<(), Code> {
         .description
         .map_or(Handle::NULL, |description| description.mem_object);
     let part_of = cx.optional(names)?;
+    let mut charge = charge(cx, wanted, &part_of)?;
     if let (Some(span), Some(description)) = (wanted.host, wanted.description) {
         let length = bytes_of(cx, &context, wanted, &description)?;
         if span.length < length {
             return Err(INVALID_HOST_PTR);
         }
     }
-    let host = cx.arena(wanted.host)?;
-    let form = (flags(wanted.flags, wanted.host), &properties);
+    let contents = Contents::new(cx, wanted.flags, wanted.host, empty(wanted, &part_of))?;
+    let form = (contents.flags, &properties);
     let description = wanted.description.map(|description| in_c(&description, part_of.raw()));
-    let made = make(cx, &context, form, (wanted.format, description), host)?;
+    let made = make(cx, &context, form, (wanted.format, description), contents.at)?;
+    if let Some(charge) = &mut charge {
+        // A back end's rows can be longer than their elements.
+        if let Err(code) = number(cx, made, MEM_SIZE).and_then(|bytes| charge.raise(bytes)) {
+            release(cx, made)?;
+            return Err(code);
+        }
+    }
     let owners: Vec<&Held> = std::iter::once(&context).chain(part_of.0.as_ref()).collect();
-    cx.insert_with(wanted.name, made, &owners, State::memory(Form::Image))
+    cx.insert_memory(wanted.name, made, &owners, (Form::Image, charge))
+}
+
+/// What of the quota an image takes; nothing if its memory is another object's.
+fn charge(cx: &Session<'_>, wanted: &Wanted<'_>, part_of: &MaybeHeld) -> Result<Option<Charge>, Code> {
+    let (Some(description), None) = (wanted.description, &part_of.0) else {
+        return Ok(None);
+    };
+    let bytes = image_memory::all(&description, wanted.format).ok_or(Code::MEM_OBJECT_ALLOCATION_FAILURE)?;
+    cx.client.tenant.quota.charge(bytes).map(Some)
+}
+
+/// Bytes of zeroes that an image is made of which is given none; nothing where the API lets it be given none.
+fn empty(wanted: &Wanted<'_>, part_of: &MaybeHeld) -> u64 {
+    let (Some(description), None) = (wanted.description, &part_of.0) else {
+        return 0;
+    };
+    let plain = [description.image_row_pitch, description.image_slice_pitch] == [0, 0]
+        && description.num_mip_levels == 0
+        && description.num_samples == 0;
+    let bytes = image_memory::all(&description, wanted.format);
+    bytes.filter(|_| plain).unwrap_or_default()
+}
+
+/// Releases an image that no client has heard of.
+fn release(cx: &Session<'_>, raw: P) -> Result<(), Code> {
+    let function = cx.api().clReleaseMemObject()?;
+    // SAFETY: 1. this module made it, and has told nobody of it.
+    check(unsafe { function(raw) })
 }
 
 /// A cl_image_desc.
@@ -195,9 +234,7 @@ fn bytes_of(cx: &Session<'_>, context: &Held, wanted: &Wanted<'_>, of: &ImageDes
     let what = (wanted.format, Some(in_c(&probe, std::ptr::null_mut())));
     let raw = make(cx, context, form, what, std::ptr::null_mut())?;
     let element = number(cx, raw, IMAGE_ELEMENT_SIZE);
-    let function = cx.api().clReleaseMemObject()?;
-    // SAFETY: 1. this function made it, and has told nobody of it.
-    check(unsafe { function(raw) })?;
+    release(cx, raw)?;
     let rows = match of.image_type {
         IMAGE2D | IMAGE3D | IMAGE2D_ARRAY => of.image_height,
         _ => 1,
@@ -222,7 +259,7 @@ fn bytes_of(cx: &Session<'_>, context: &Held, wanted: &Wanted<'_>, of: &ImageDes
 /// A number that the back end knows of an image; numbers of 32 bits, too.
 fn number(cx: &Session<'_>, image: P, name: u32) -> Result<u64, Code> {
     let function = match name {
-        MEM_TYPE => cx.api().clGetMemObjectInfo()?,
+        MEM_TYPE | MEM_SIZE => cx.api().clGetMemObjectInfo()?,
         _ => cx.api().clGetImageInfo()?,
     };
     let length = if name == MEM_TYPE { 4 } else { 8 };
@@ -303,7 +340,7 @@ pub(crate) fn enqueue_read_image(cx: &mut Session<'_>, call: &EnqueueReadImage<'
         Code::INVALID_EVENT_WAIT_LIST,
     )?;
     let waits = cx.objects(call.event_wait_list.as_ref())?;
-    let mut event = Place::new(call.event);
+    let mut event = cx.place(call.event);
     let at = cx.arena(call.ptr)?;
     let function = cx.api().clEnqueueReadImage()?;
     // SAFETY: 1. to 3. as above; the place in the arena is as long as the region is.
@@ -339,7 +376,7 @@ pub(crate) fn enqueue_write_image(cx: &mut Session<'_>, call: &EnqueueWriteImage
         Code::INVALID_EVENT_WAIT_LIST,
     )?;
     let waits = cx.objects(call.event_wait_list.as_ref())?;
-    let mut event = Place::new(call.event);
+    let mut event = cx.place(call.event);
     let at = cx.arena(call.ptr)?;
     let function = cx.api().clEnqueueWriteImage()?;
     // SAFETY: 1. to 3. as above; the place in the arena is as long as the region is.

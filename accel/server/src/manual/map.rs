@@ -46,7 +46,7 @@ impl Enqueued {
             waits: cx.objects(waits)?,
             count,
             blocks,
-            event: Place::new(event),
+            event: cx.place(event),
             name: event,
         })
     }

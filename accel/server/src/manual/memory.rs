@@ -1,12 +1,13 @@
-//! Buffers.
+//! Buffers and pipes.
 
-use accel_proto::opencl::{BufferRegion, CreateBuffer, CreateBufferWithProperties, CreateSubBuffer};
+use accel_proto::opencl::{BufferRegion, CreateBuffer, CreateBufferWithProperties, CreatePipe, CreateSubBuffer};
 use accel_proto::{List, Span};
 
-use crate::api::{Code, check};
+use crate::api::{Code, P, check};
 use crate::marshal::Bytes;
-use crate::objects::{Form, State};
+use crate::objects::Form;
 use crate::session::Session;
+use crate::zeroes::Zeroes;
 
 const USE_HOST_PTR: u64 = 1 << 3;
 const ALLOC_HOST_PTR: u64 = 1 << 4;
@@ -14,7 +15,7 @@ const COPY_HOST_PTR: u64 = 1 << 5;
 
 /// Flags of a memory object. The back end keeps no part of the arena, which is the client's to change and to use again: what is to be used
 /// in place is copied.
-pub(super) fn flags(flags: u64, host: Option<Span>) -> u64 {
+fn flags(flags: u64, host: Option<Span>) -> u64 {
     let in_place = flags & (USE_HOST_PTR | ALLOC_HOST_PTR | COPY_HOST_PTR) == USE_HOST_PTR;
     match host {
         Some(_) if in_place => flags & !USE_HOST_PTR | COPY_HOST_PTR,
@@ -27,17 +28,50 @@ pub(super) fn without_host(flags: u64) -> u64 {
     flags & !(USE_HOST_PTR | COPY_HOST_PTR)
 }
 
+/// What a new memory object is made of: bytes of the client's, or zeroes where the back end would take whatever its memory held before.
+pub(super) struct Contents {
+    pub(super) flags: u64,
+    pub(super) at: P,
+    _zeroes: Option<Zeroes>,
+}
+
+impl Contents {
+    /// For so many bytes.
+    pub(super) fn new(cx: &Session<'_>, wanted: u64, host: Option<Span>, length: u64) -> Result<Self, Code> {
+        let mut contents = Self {
+            flags: flags(wanted, host),
+            at: cx.arena(host)?,
+            _zeroes: None,
+        };
+        // Flags that contradict the absence of bytes are the back end's to refuse.
+        let none = host.is_none() && wanted & (USE_HOST_PTR | COPY_HOST_PTR) == 0;
+        if none && length > 0 && cx.client.backend.calls_back {
+            let zeroes = Zeroes::new(length)?;
+            contents.at = zeroes.pointer();
+            contents.flags |= COPY_HOST_PTR;
+            contents._zeroes = Some(zeroes);
+        }
+        Ok(contents)
+    }
+}
+
 /// `clCreateBuffer`.
 pub(crate) fn create_buffer(cx: &mut Session<'_>, call: &CreateBuffer) -> Result<(), Code> {
     let context = cx.object(call.context)?;
-    let host = cx.arena(call.host_ptr)?;
+    let charge = cx.client.tenant.quota.charge(call.size)?;
+    let contents = Contents::new(cx, call.flags, call.host_ptr, call.size)?;
     let function = cx.api().clCreateBuffer()?;
     let mut status = 0_i32;
     let place = (&raw mut status).cast();
-    // SAFETY: 1. to 3. as above; the back end copies what is in the arena before it returns.
-    let made = unsafe { function(context.raw(), flags(call.flags, call.host_ptr), call.size, host, place) };
+    // SAFETY: 1. to 3. as above; the back end copies what is in the arena, or zeroes, before it returns.
+    let made = unsafe { function(context.raw(), contents.flags, call.size, contents.at, place) };
     check(status)?;
-    cx.insert_with(call.returned, made, &[&context], State::memory(Form::Buffer(call.size)))
+    cx.insert_memory(
+        call.returned,
+        made,
+        &[&context],
+        (Form::Buffer(call.size), Some(charge)),
+    )
 }
 
 /// `clCreateBufferWithProperties`.
@@ -47,17 +81,23 @@ pub(crate) fn create_buffer_with_properties(
 ) -> Result<(), Code> {
     let context = cx.object(call.context)?;
     let properties = cx.properties(call.properties.as_ref(), &[])?;
-    let host = cx.arena(call.host_ptr)?;
+    let charge = cx.client.tenant.quota.charge(call.size)?;
+    let contents = Contents::new(cx, call.flags, call.host_ptr, call.size)?;
     let function = cx.api().clCreateBufferWithProperties()?;
     let mut status = 0_i32;
-    let (place, flags) = ((&raw mut status).cast(), flags(call.flags, call.host_ptr));
-    // SAFETY: 1. to 3. as above; the back end copies what is in the arena before it returns.
-    let made = unsafe { function(context.raw(), properties.pointer(), flags, call.size, host, place) };
+    let (place, flags, at) = ((&raw mut status).cast(), contents.flags, contents.at);
+    // SAFETY: 1. to 3. as above; the back end copies what is in the arena, or zeroes, before it returns.
+    let made = unsafe { function(context.raw(), properties.pointer(), flags, call.size, at, place) };
     check(status)?;
-    cx.insert_with(call.returned, made, &[&context], State::memory(Form::Buffer(call.size)))
+    cx.insert_memory(
+        call.returned,
+        made,
+        &[&context],
+        (Form::Buffer(call.size), Some(charge)),
+    )
 }
 
-/// `clCreateSubBuffer`. Its part has to be within the buffer.
+/// `clCreateSubBuffer`. Its part has to be within the buffer, whose memory it is.
 pub(crate) fn create_sub_buffer(cx: &mut Session<'_>, call: &CreateSubBuffer) -> Result<(), Code> {
     let buffer = cx.object(call.buffer)?;
     let region = call.buffer_create_info.unwrap_or(BufferRegion { origin: 0, size: 0 });
@@ -70,10 +110,20 @@ pub(crate) fn create_sub_buffer(cx: &mut Session<'_>, call: &CreateSubBuffer) ->
     // SAFETY: 1. to 3. as above; a cl_buffer_region is two numbers of 64 bits.
     let made = unsafe { function(buffer.raw(), call.flags, kind, info.pointer(), place) };
     check(status)?;
-    cx.insert_with(
-        call.returned,
-        made,
-        &[&buffer],
-        State::memory(Form::Buffer(region.size)),
-    )
+    cx.insert_memory(call.returned, made, &[&buffer], (Form::Buffer(region.size), None))
+}
+
+/// `clCreatePipe`. Of what a back end has beside the packets only it knows: a page is taken for it.
+pub(crate) fn create_pipe(cx: &mut Session<'_>, call: &CreatePipe<'_>) -> Result<(), Code> {
+    let context = cx.object(call.context)?;
+    let properties = cx.properties(call.properties.as_ref(), &[])?;
+    let packets = u64::from(call.pipe_packet_size) * u64::from(call.pipe_max_packets);
+    let charge = cx.client.tenant.quota.charge(packets.saturating_add(4096))?;
+    let function = cx.api().clCreatePipe()?;
+    let mut status = 0_i32;
+    let (size, count, place) = (call.pipe_packet_size, call.pipe_max_packets, (&raw mut status).cast());
+    // SAFETY: 1. to 3. as above.
+    let made = unsafe { function(context.raw(), call.flags, size, count, properties.pointer(), place) };
+    check(status)?;
+    cx.insert_memory(call.returned, made, &[&context], (Form::Pipe, Some(charge)))
 }

@@ -9,6 +9,7 @@
 mod callback;
 mod device;
 mod image;
+mod image_memory;
 mod kernel;
 mod map;
 mod memory;
@@ -25,8 +26,11 @@ pub(crate) use image::{
 };
 pub(crate) use kernel::set_kernel_arg;
 pub(crate) use map::{enqueue_map_buffer, enqueue_map_image, enqueue_unmap_mem_object};
-pub(crate) use memory::{create_buffer, create_buffer_with_properties, create_sub_buffer};
+pub(crate) use memory::{create_buffer, create_buffer_with_properties, create_pipe, create_sub_buffer};
 pub(crate) use program::{
     build_program, compile_program, get_program_info, link_program, set_program_specialization_constant,
 };
-pub(crate) use queue::enqueue_wait_for_events;
+pub(crate) use queue::{
+    create_command_queue, create_command_queue_with_properties, enqueue_wait_for_events, get_command_queue_info,
+    get_event_profiling_info,
+};

@@ -1,6 +1,7 @@
 //! Calls against the null back end, and what a hostile client sends.
 
 mod calls;
+mod quota;
 mod random;
 
 use std::sync::Arc;
@@ -12,6 +13,7 @@ use accel_window::{Geometry, Window};
 use crate::api::Backend;
 use crate::dispatch::Worker;
 use crate::session::Client;
+use crate::tenant::Tenant;
 
 const ARENA: u64 = 1 << 20;
 const LIMITS: Limits = Limits { arena: ARENA };
@@ -23,8 +25,12 @@ const REPLIES: Span = Span {
 const MESSAGES: u64 = 1 << 17;
 
 fn client() -> Client {
+    client_of(&Tenant::unlimited())
+}
+
+fn client_of(tenant: &Arc<Tenant>) -> Client {
     let (_, window) = Window::create(Geometry::new(1, 2, ARENA).unwrap()).unwrap();
-    Client::new(Arc::new(Backend::null()), Some(window))
+    Client::new(Arc::new(Backend::null()), Arc::clone(tenant), Some(window))
 }
 
 /// A client's side of one thread's calls, without a transport.

@@ -9,7 +9,7 @@ use accel_proto::{
     AnyHandle, Arguments, Call, Callback, Handle, Limits, List, MESSAGE, Pieces, Reader, Record, Reply, Span, Value,
     Writer,
 };
-use accel_server::{Backend, Server};
+use accel_server::{Backend, Server, TenantLimits};
 use accel_transport::{ClientConnection, ClientEnd, Offer, Settings, Transport, connect};
 use accel_window::Window;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -47,6 +47,17 @@ pub(crate) fn start(backend: Backend) -> (TempDir, PathBuf) {
     let server = Arc::new(Server::new(backend, settings()));
     std::thread::spawn(move || server.serve(listener));
     (directory, path)
+}
+
+/// The same with limits, and the server itself.
+pub(crate) fn start_with(backend: Backend, limits: &TenantLimits) -> (TempDir, PathBuf, Arc<Server>) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("accel.sock");
+    let listener = Server::listen(&path).unwrap();
+    let server = Arc::new(Server::with_limits(backend, settings(), limits).unwrap());
+    let serving = Arc::clone(&server);
+    std::thread::spawn(move || serving.serve(listener));
+    (directory, path, server)
 }
 
 pub(crate) fn pocl() -> Backend {

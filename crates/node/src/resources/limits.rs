@@ -22,9 +22,10 @@ const TABLES_SHARE: u64 = 128;
 /// rest is for the kernel's io_uring workers, which count as its own.
 const VMM_THREADS: u64 = 1024;
 
-/// What the server of an accelerator may have beside the window, and its threads: 64 clients of up to 32, and those of drivers and
+/// What the server of an accelerator may have beside the window and the accelerator's memory, which is the host's where its processors are
+/// the accelerator: itself, its compiler, and what that writes. And its threads: 64 clients of up to 32, and those of drivers and
 /// compilers, which PoCL has as many as the host has CPUs.
-const ACCELERATOR_MEMORY: ByteSize = ByteSize::mib(1024);
+const ACCELERATOR_MEMORY: ByteSize = ByteSize::mib(768);
 const ACCELERATOR_THREADS: u64 = 4096;
 
 /// Checks vCPUs, memory, and limits that this host must be able to keep. Whether there is room is `budget`'s.
@@ -64,9 +65,9 @@ pub(crate) fn memory_max(config: &SandboxConfig) -> u64 {
         MemoryMode::Translated => guest,
         MemoryMode::Identity => 0,
     };
-    let accelerator = config
-        .accelerator
-        .map_or(0, |accelerator| accelerator.window.bytes() + ACCELERATOR_MEMORY.bytes());
+    let accelerator = config.accelerator.map_or(0, |accelerator| {
+        accelerator.window.bytes() + accelerator.memory.bytes() + ACCELERATOR_MEMORY.bytes()
+    });
     charged + guest / TABLES_SHARE + VMM_MEMORY.bytes() + volumes + accelerator
 }
 

@@ -110,6 +110,7 @@ pub(crate) fn launch(
     for (index, option) in options.into_iter().enumerate() {
         words.extend([option.to_owned(), jail::number_of(index).to_string()]);
     }
+    words.extend(["--memory".to_owned(), accelerator.memory.bytes().to_string()]);
     words.extend(["--backend".to_owned(), accelerator.api.to_string()]);
     words.extend(["--log-level".to_owned(), config.log_level.as_str().to_ascii_lowercase()]);
     if let Some(transport) = accelerator.transport {
