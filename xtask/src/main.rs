@@ -2,6 +2,7 @@
 //!
 //! Reads the command line; everything else is in the modules: what to do in `steps`, how in `runner`, rules in `tidy`.
 
+mod clients;
 mod context;
 mod docs;
 mod recipe;
@@ -55,6 +56,8 @@ enum Verb {
     },
     /// Make the code and the page that follow from accel/spec, and add numbers of new calls to its lock
     Accel,
+    /// Run unmodified OpenCL programs natively and forwarded, and compare what they tell
+    AccelClients(clients::ClientArgs),
     /// Wrap the prose of documents at 120 characters
     Wrap,
     /// Build `basalt-bench`, and make and import the image that its part `exits` has guests run
@@ -124,6 +127,7 @@ fn dispatch(verb: Verb) -> Result<u8> {
         Verb::Tidy { json, accept_golden } => tidy::command(&context.root, json, accept_golden),
         Verb::Strings { json } => strings::command(&context.root, json),
         Verb::Accel => accel(&context),
+        Verb::AccelClients(args) => clients::command(&context, args),
         Verb::Wrap => wrap::command(&context.root),
         Verb::Package { version, steps: args } => with_steps(&context, steps::package(version), args, "package"),
         Verb::BenchImage(args) => with_steps(&context, steps::bench_image(), args, "bench-image"),
@@ -180,6 +184,7 @@ fn with_steps(context: &Context, steps: Vec<Step>, args: StepArgs, verb: &'stati
         keep_going: tests,
         counts: tests,
         verb,
+        whole: false,
     };
     run_steps(context, steps, &options)
 }

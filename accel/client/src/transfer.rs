@@ -121,10 +121,18 @@ pub(crate) fn lies(connection: &'static Connection, address: usize, length: u64)
     connection.take(length).map(Lies::Taken)
 }
 
-/// Pieces of data that is too long to be in the arena at once: where each begins, and how long it is.
-fn pieces(connection: &Connection, address: usize, size: u64) -> impl Iterator<Item = (u64, u64)> {
-    let whole = connection.offset_of(address, size).is_some();
-    let piece = if whole { size.max(1) } else { connection.piece() };
+/// How much of a transfer that is waited for goes at a time. Data is copied twice, into the arena and out of it: what is small enough is
+/// still in a cache when it is copied again, and the same pages serve for all. Twice and half of it were slower (docs/accel-clients.md).
+const PIECE: u64 = 4 << 20;
+
+/// Pieces of data that do not go at once: where each begins, and how long it is. Each but the last is waited for, so only who `waits`
+/// anyway gets more than the arena's size asks for; and an event has its times of the last one.
+fn pieces(connection: &Connection, address: usize, size: u64, waits: bool) -> impl Iterator<Item = (u64, u64)> {
+    let piece = match (connection.offset_of(address, size), waits) {
+        (Some(_), _) => size.max(1),
+        (None, true) => connection.piece().min(PIECE),
+        (None, false) => connection.piece(),
+    };
     let count = size.div_ceil(piece).max(1);
     (0..count).map(move |index| (index * piece, piece.min(size - index * piece)))
 }
@@ -164,7 +172,8 @@ macro_rules! buffer_transfer {
                 if ptr.is_null() {
                     return Err(Code::INVALID_VALUE);
                 }
-                let pieces: Vec<_> = pieces(queue.connection()?, ptr.address(), size).collect();
+                let waits_for_it = $blocking != 0 && event.is_null();
+                let pieces: Vec<_> = pieces(queue.connection()?, ptr.address(), size, waits_for_it).collect();
                 for (index, &(begin, length)) in pieces.iter().enumerate() {
                     let is_last = index + 1 == pieces.len();
                     let transfer = Transfer {

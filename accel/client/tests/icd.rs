@@ -285,6 +285,30 @@ fn data_that_the_arena_cannot_hold_goes_in_pieces_and_what_is_held_is_reclaimed(
     assert!(last.iter().all(|byte| *byte == 19));
 }
 
+#[test]
+fn who_waits_for_a_transfer_has_it_in_pieces_and_who_does_not_gets_it_whole() {
+    let server = Server::start(64 << 20);
+    let mut library = Library::open(&server.socket);
+    let Ready { context, queue, .. } = library.ready();
+    let data: Vec<u8> = (0..(9 << 20) + 1_u32).map(|index| (index % 251) as u8).collect();
+    let buffer = library.buffer(context, 1, data.len(), ptr::null_mut());
+    for (waits, calls) in [(true, 3), (false, 1)] {
+        let asked = || {
+            (
+                server.asked(calls::EnqueueWriteBuffer::OP),
+                server.asked(calls::EnqueueReadBuffer::OP),
+            )
+        };
+        let before = asked();
+        assert_eq!(library.write(queue, buffer, waits, &data), 0);
+        let mut back = vec![0; data.len()];
+        assert_eq!(library.read(queue, buffer, waits, &mut back), 0);
+        assert_eq!(library.finish(queue), 0);
+        assert!(back == data);
+        assert_eq!(asked(), (before.0 + calls, before.1 + calls), "{waits}");
+    }
+}
+
 /// A map of a whole buffer, for reading and writing.
 fn large_map(library: &Library, queue: Ptr, buffer: Ptr, size: usize) -> *mut u8 {
     // SAFETY: the table's entry has this type.

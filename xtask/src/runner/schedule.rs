@@ -34,6 +34,8 @@ pub(crate) struct Options {
     pub(crate) counts: bool,
     /// What `cargo xtask` was called with, for the line that repeats a step.
     pub(crate) verb: &'static str,
+    /// The verb has no `--only STEP`, by which a step could be repeated.
+    pub(crate) whole: bool,
 }
 
 /// How a step ended, sent from its thread.
@@ -309,12 +311,10 @@ impl Run<'_> {
         if !step.hint.is_empty() {
             text.push_str(&format!("\n    {}", step.hint));
         }
-        let verb = self.options.verb;
-        text.push_str(&format!(
-            "
-    to repeat: cargo xtask {verb} --only {}",
-            step.name
-        ));
+        if !self.options.whole {
+            let (verb, name) = (self.options.verb, step.name);
+            text.push_str(&format!("\n    to repeat: cargo xtask {verb} --only {name}"));
+        }
         text
     }
 }

@@ -50,6 +50,10 @@ const PACKAGES: &[(&str, &str)] = &[
         "pocl-opencl-icd",
         "OpenCL on this host's CPUs, the back end of the accelerator server's tests",
     ),
+    (
+        "python3-venv",
+        "PyOpenCL with its tests, a client of forwarded accelerators",
+    ),
 ];
 
 const LIMIT: Duration = Duration::from_secs(20 * 60);

@@ -23,8 +23,10 @@ mod sandbox;
 mod tests;
 mod unit;
 
+pub(crate) use build::cargo;
 pub(crate) use tests::{fuzzer, now};
 
+use crate::clients;
 use crate::recipe::Recipe;
 use crate::runner::{Plan, Step};
 
@@ -115,6 +117,15 @@ pub(crate) fn bench_image() -> Vec<Step> {
     ]
 }
 
+/// What `cargo xtask accel-clients` does: the programs, and then `last`.
+pub(crate) fn accel_clients(last: Step) -> Vec<Step> {
+    vec![
+        apt::packages(),
+        recipe(clients::RECIPE, HINT_CLIENTS).after(&["apt-packages"]),
+        last.after(&["unpack-clients"]),
+    ]
+}
+
 /// What `make check` does: what needs no virtual machine, with the packages that building the tests needs.
 pub(crate) fn check() -> Vec<Step> {
     vec![
@@ -202,10 +213,14 @@ pub(crate) fn test() -> Vec<Step> {
             .after(&["first-sandbox", "package", "module"])
             .follows(&before),
     );
-    let tested = ["unit-tests", "program-tests", "fuzz"];
+    let tested = ["unit-tests", "program-tests", "fuzz", "accel-clients"];
     for step in [unit::unit(), unit::programs(), tests::fuzz()] {
         steps.push(step.after(&["build-tests"]).in_background());
     }
+    let clients = clients::quick().after(&["build-tests", "unpack-clients"]);
+    steps.push(recipe(clients::RECIPE, HINT_CLIENTS).after(&["apt-packages"]));
+    // Not beside the build of tests: it has the server and the library compiled as that does.
+    steps.push(clients.follows(&["program-tests"]).in_background());
     // Beside what is left for the lab, but for the audit, which runs cases.
     steps.push(checks::docs().after(&["first-sandbox"]).follows(&["cases"]));
     steps.push(lab_site::lab_site().after(&["first-sandbox"]).follows(&["docs"]));
@@ -221,6 +236,8 @@ pub(crate) fn test() -> Vec<Step> {
 
 const HINT_KERNEL: &str = "the guest kernel is built by kernel/recipe.sh from Debian's linux-source";
 const HINT_LAB: &str = "the lab's parts come from Debian packages; see whether `apt-get update` works";
+const HINT_CLIENTS: &str =
+    "the clients come from Debian packages and by pip; see whether `apt-get update` works, and PyPI can be reached";
 const HINT_IMAGE: &str = "images are made of Debian packages; see whether `apt-get update` works";
 
 /// From a bare machine to programs, assets and the python image. The slowest come first: what needs a processor runs
@@ -273,7 +290,8 @@ mod self_tests {
 
     #[test]
     fn every_prerequisite_exists_and_names_are_unique() {
-        for steps in [run(), check(), test(), long(), package(None), bench_image()] {
+        let clients = accel_clients(clients::quick());
+        for steps in [run(), check(), test(), long(), package(None), bench_image(), clients] {
             let names: BTreeSet<_> = steps.iter().map(|step| step.name).collect();
             assert_eq!(names.len(), steps.len());
             for step in &steps {
