@@ -32,6 +32,18 @@ const FILES: &[(Origin, &str, &str, u32)] = &[
     (Origin::Programs, "basalt", "usr/bin/basalt", 0o755),
     (Origin::Programs, "basaltd", "usr/sbin/basaltd", 0o755),
     (Origin::Assets, "basalt-vmm", "usr/lib/basalt/basalt-vmm", 0o755),
+    (
+        Origin::Assets,
+        "basalt-accel-server",
+        "usr/lib/basalt/basalt-accel-server",
+        0o755,
+    ),
+    (
+        Origin::Assets,
+        "libbasalt_opencl.so",
+        "usr/lib/basalt/libbasalt_opencl.so",
+        0o644,
+    ),
     (Origin::Assets, "vmlinux", "usr/lib/basalt/vmlinux", 0o644),
     (Origin::Assets, "initramfs.cpio", "usr/lib/basalt/initramfs.cpio", 0o644),
     (
@@ -134,7 +146,7 @@ fn make(context: &Context, task: &mut Task, version: &str, file: &Path) -> Resul
     // Policy 10.1: without symbols.
     let programs = FILES
         .iter()
-        .filter(|(.., mode)| *mode == 0o755)
+        .filter(|(_, name, _, mode)| *mode == 0o755 || name.ends_with(".so"))
         .map(|(_, _, to, _)| root.join(to));
     let mut strip = Command::new("strip");
     strip
