@@ -68,6 +68,14 @@ class Accelerator:
         check(cl.clEnqueueReadBuffer(self.queue, y_buffer, 1, c.c_size_t(0), size, result, 0, None, None))
         return all(result[i] == 2.0 * i + 1.0 for i in range(n))
 
+    def is_refused(self, size):
+        """Tells whether so much memory is more than the device has left: CL_MEM_OBJECT_ALLOCATION_FAILURE, CL_INVALID_BUFFER_SIZE."""
+        try:
+            made(cl.clCreateBuffer, self.context, c.c_ulong(READ_WRITE), c.c_size_t(size), None)
+        except Failed as failed:
+            return failed.args[0] in (-4, -61)
+        return False
+
     def call(self, count):
         finish, queue = cl.clFinish, self.queue
         begun = time.monotonic_ns()
@@ -100,7 +108,10 @@ def survive():
 
 
 if sys.argv[1] == "compute":
-    assert Accelerator().compute(int(sys.argv[2])), "wrong numbers"
+    accelerator = Accelerator()
+    assert accelerator.compute(int(sys.argv[2])), "wrong numbers"
+    # The sandbox has 256 MiB.
+    assert not accelerator.is_refused(32 << 20) and accelerator.is_refused(512 << 20), "it is no quota"
     print("right")
 elif sys.argv[1] == "call":
     print(Accelerator().call(int(sys.argv[2])))

@@ -63,15 +63,15 @@ fn host(host: &Host) -> Result<()> {
         ];
         daemon.ok(&[&words[..], &[daemon.image(), "--", "sleep", "10000"]].concat())
     };
-    run("gpu", "opencl:window=64m")?;
+    run("gpu", "opencl:window=64m,memory=256m")?;
     programs_compute(&daemon)?;
     a_server_that_is_killed(&daemon)?;
     what_is_refused(&daemon)?;
     daemon.ok(&["rm", "-f", "gpu"])?;
     ensure!(daemon.processes(SERVER)?.is_empty(), "a server outlives its sandbox");
 
-    run("bell", "null:window=32m,transport=bell,poll=0")?;
-    run("spin", &format!("null:window=32m,transport=spin,poll={POLL}"))?;
+    run("bell", "null:window=32m,memory=1m,transport=bell,poll=0")?;
+    run("spin", &format!("null:window=32m,memory=1m,transport=spin,poll={POLL}"))?;
     calls_leave_the_guest_alone(&daemon)?;
     daemon.ok(&["rm", "-f", "bell"])?;
     // A daemon that dies leaves it alone, and the next one knows it.
