@@ -162,7 +162,9 @@ fn serve((options, control): (&Options, Option<&UnixListener>), inherited: &Inhe
     let backend = crate::backend(options)?;
     log::info!("{} is served to a guest", backend.name());
     let server = crate::server(options, backend, control)?;
-    let slots = Slots::new(inherited.window.try_clone()?, slots.to_vec()).context("--window-fd")?;
+    let slots = Slots::new(inherited.window.try_clone()?, slots.to_vec())
+        .context("--window-fd")?
+        .pinned(options.pinned);
     // A socket is connected to by a path, which this is of a descriptor (proc(5), /proc/PID/fd).
     let vsock = match &inherited.vsock {
         Some(vsock) => PathBuf::from(format!("/proc/self/fd/{}", vsock.as_raw_fd())),

@@ -26,6 +26,7 @@ Usage: basalt-accel-server --socket PATH --backend opencl|null [--library PATH] 
   --driver-fd FD     with it: the client's library, which the window's file system is to have
   --ready-fd FD      with it: a socket; \"ready\" and a line feed is said there when the window can be given to the machine, and
                      \"known\" and one is waited for
+  --pinned           with it: the machine has the window's pages pinned, so that they are zeroed in place of given back
   --backend NAME     opencl: a library of this host carries calls out; null: nobody does, for measuring and tests
   --library PATH     with opencl: the library, libOpenCL.so.1; the drivers that it finds are those of OCL_ICD_VENDORS
   --arena SIZE       memory that is shared with each client for what is large, at most; it takes what is used of it; 256m
@@ -87,6 +88,8 @@ pub(crate) struct Options {
     pub(crate) threads: u32,
     pub(crate) transports: Vec<Transport>,
     pub(crate) busy_poll: Option<Duration>,
+    /// The machine has the window's pages pinned.
+    pub(crate) pinned: bool,
     pub(crate) limits: TenantLimits,
     /// Where statistics are told.
     pub(crate) control: Option<PathBuf>,
@@ -128,7 +131,7 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
     let mut arena = ByteSize(256 << 20);
     let mut threads = 32;
     let mut transports = None;
-    let mut busy_poll = None;
+    let (mut busy_poll, mut pinned) = (None, false);
     let (mut limits, mut control) = (TenantLimits::default(), None);
     let mut log_level = LevelFilter::Warn;
     let mut jail = confine::Flags::default();
@@ -144,6 +147,7 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
             Long("arena") => arena = parser.value()?.parse()?,
             Long("threads") => threads = parser.value()?.parse()?,
             Long("transports") => transports = Some(list(&parser.value()?.string()?)?),
+            Long("pinned") => pinned = true,
             Long("busy-poll") => {
                 let micros: u32 = parser.value()?.parse()?;
                 busy_poll = Some(Duration::from_micros(micros.into()));
@@ -194,6 +198,7 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
         threads,
         transports: transports.unwrap_or_else(|| Transport::preferred(cpus).to_vec()),
         busy_poll,
+        pinned,
         limits,
         control,
         log_level,

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::File;
+use std::io;
 use std::os::fd::AsFd;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -38,6 +39,8 @@ pub enum SlotError {
 pub struct Slots {
     /// The window, mapped once, and its file.
     region: Option<(Region, File)>,
+    /// The guest's machine has its pages pinned, so that others in their place would be seen by one side alone.
+    pinned: bool,
     /// The largest first.
     all: Vec<Slot>,
     taken: Mutex<BTreeSet<usize>>,
@@ -61,6 +64,7 @@ impl Slots {
         all.sort_by_key(|slot| std::cmp::Reverse(slot.length));
         Ok(Self {
             region: Some((accel_window::map(window.as_fd())?, window)),
+            pinned: false,
             all,
             taken: Mutex::default(),
             given_back: Condvar::new(),
@@ -72,10 +76,17 @@ impl Slots {
     pub fn none() -> Self {
         Self {
             region: None,
+            pinned: false,
             all: Vec::new(),
             taken: Mutex::default(),
             given_back: Condvar::new(),
         }
+    }
+
+    /// Of a machine that has its pages pinned, as those have that own their CPUs: they are zeroed, and not given back.
+    #[must_use]
+    pub fn pinned(self, pinned: bool) -> Self {
+        Self { pinned, ..self }
     }
 
     /// The largest that nobody has, here or, by what the guest says, there; waits for one that is being emptied.
@@ -115,7 +126,8 @@ impl Slots {
     fn empty(&self, slot: &Slot) -> bool {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let emptied = match &self.region {
-            Some((_, file)) => rustix::fs::fallocate(file, flags, slot.offset, slot.length),
+            Some((region, _)) if self.pinned => zero(region, slot),
+            Some((_, file)) => rustix::fs::fallocate(file, flags, slot.offset, slot.length).map_err(io::Error::from),
             None => Ok(()),
         };
         // What the next one would find is the last one's.
@@ -127,6 +139,19 @@ impl Slots {
         }
         emptied.is_ok()
     }
+}
+
+/// Writes zeroes to all of it.
+fn zero(region: &Region, slot: &Slot) -> io::Result<()> {
+    let zeroes = vec![0; 1 << 20];
+    let mut done = 0;
+    while done < slot.length {
+        let length = (slot.length - done).min(zeroes.len() as u64);
+        let chunk = zeroes.get(..usize::try_from(length).unwrap_or(0)).unwrap_or(&zeroes);
+        region.write(slot.offset + done, chunk).map_err(io::Error::other)?;
+        done += length;
+    }
+    Ok(())
 }
 
 impl Taken<'_> {
@@ -198,6 +223,24 @@ mod tests {
             Slots::none().take(&both, Duration::from_secs(9)).unwrap_err(),
             SlotError::None
         );
+    }
+
+    #[test]
+    fn pages_that_are_pinned_stay_and_are_zeroed() {
+        use std::os::unix::fs::MetadataExt;
+        for (pinned, stays) in [(true, true), (false, false)] {
+            let slots = slots().pinned(pinned);
+            let taken = slots.take(&free(&["slot-0"]), Duration::ZERO).unwrap();
+            taken.region().unwrap().write(8192, b"mine").unwrap();
+            let blocks = || slots.region.as_ref().unwrap().1.metadata().unwrap().blocks();
+            assert!(blocks() > 0);
+            drop(taken);
+            assert_eq!(blocks() > 0, stays, "pinned: {pinned}");
+            let taken = slots.take(&free(&["slot-0"]), Duration::ZERO).unwrap();
+            let mut found = [1; 4];
+            taken.region().unwrap().read(8192, &mut found).unwrap();
+            assert_eq!(found, [0; 4]);
+        }
     }
 
     #[test]

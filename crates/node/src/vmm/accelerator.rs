@@ -119,6 +119,16 @@ pub(crate) fn launch(
     if let Some(micros) = accelerator.poll_us {
         words.extend(["--busy-poll".to_owned(), micros.to_string()]);
     }
+    // Memory of such a machine stays where it is.
+    words.extend(
+        stored
+            .sandbox
+            .config
+            .resources
+            .class
+            .is_bare()
+            .then(|| "--pinned".to_owned()),
+    );
     words.extend(identity.map(|_| "--jail".to_owned()));
     let arguments: Vec<CString> = words.into_iter().filter_map(|word| CString::new(word).ok()).collect();
     let cgroup = cgroup.map(File::open).transpose();
