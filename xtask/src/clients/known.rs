@@ -147,7 +147,10 @@ fn pyopencl(side: &mut Side, extent: Extent) -> Result<Results> {
                 "no:cacheprovider",
                 "--tb=short",
                 "--quiet",
+                // Tests are named from here, wherever the cache is.
+                "--rootdir",
             ])
+            .arg(side.places.artefact.join("pyopencl"))
             .arg(&test);
         if side.backend == "oclgrind" && *file == "algorithm" {
             command.args(["-k", TOO_SLOW]);
