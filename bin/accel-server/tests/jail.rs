@@ -29,6 +29,17 @@ fn beside(path: &str) -> PathBuf {
     found
 }
 
+/// A process that ends with this, also where the test fails.
+struct Ended(std::process::Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        // One that has ended by itself cannot be killed, and is waited for all the same.
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
 /// A directory of this user's, in which a loader finds the library alone.
 fn directory(identity: Identity) -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();
@@ -493,7 +504,7 @@ fn without_a_call_that_compilers_need_nothing_is_computed() {
             // SAFETY: between fork and exec it makes two system calls and allocates nothing.
             unsafe { command.pre_exec(move || without(number)) };
         }
-        let mut server = command.spawn().unwrap();
+        let server = Ended(command.spawn().unwrap());
         let begin = Instant::now();
         while UnixStream::connect(served.path().join("socket"))
             .is_err_and(|error| error.raw_os_error() != Some(libc::EPROTOTYPE))
@@ -502,8 +513,7 @@ fn without_a_call_that_compilers_need_nothing_is_computed() {
             std::thread::sleep(Duration::from_millis(5));
         }
         let output = compute(served.path());
-        server.kill().unwrap();
-        server.wait().unwrap();
+        drop(server);
         output
     };
     let output = compute_without(Some(libc::SYS_wait4));
