@@ -32,7 +32,7 @@ mod tests;
 mod zeroes;
 
 pub use api::{Backend, BackendError};
-pub use guest::{Guest, Slot, SlotError, Slots, check_window};
+pub use guest::{Guest, Slot, SlotError, Slots};
 pub use server::{Server, ServerError};
 pub use stats::{ClientStats, MemoryStats, Stats, TimeStats};
 pub use tenant::TenantLimits;

@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use accel_window::{Geometry, Holder, Side, VERSIONS, Window};
+use rustix::fs::Uid;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use wire::packet::{MAX_FDS, PacketSocket};
 use wire::ring::{Region, Sequence};
@@ -164,7 +165,7 @@ fn open_window(
         Memory::Memfd => accel_window::map(file)?,
         Memory::File => {
             let peer = rustix::net::sockopt::socket_peercred(socket).map_err(Error::io("ask who the server is"))?;
-            if !peer.uid.is_root() && peer.uid != rustix::process::geteuid() {
+            if !may_shrink(peer.uid, rustix::process::geteuid()) {
                 let reason = format!("a window that can be shrunk, of user {}", peer.uid.as_raw());
                 return Err(unsound("welcome", reason));
             }
@@ -177,6 +178,11 @@ fn open_window(
         true => Err(unsound("welcome", format!("{pairs} pairs in a window of {there}"))),
         false => Ok((window, version)),
     }
+}
+
+/// Who may have a file that this process maps: who could end it anyway.
+fn may_shrink(server: Uid, own: Uid) -> bool {
+    server.is_root() || server == own
 }
 
 /// A client's end of a pair of rings.
@@ -401,5 +407,17 @@ fn ring_end(
         since: None,
         next: None,
         counters: Counters::default(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_can_be_shrunk_is_roots_or_the_users_own() {
+        let [root, own, other] = [0, 1000, 1001].map(Uid::from_raw);
+        assert!(may_shrink(root, own) && may_shrink(own, own));
+        assert!(!may_shrink(other, own) && !may_shrink(other, root));
     }
 }

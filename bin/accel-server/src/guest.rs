@@ -79,7 +79,8 @@ fn inherited(option: &str, number: RawFd, taken: &mut Vec<RawFd>) -> Result<Owne
 /// Makes the window's file system, tells that it is there, and waits to be known. Where its slots are.
 pub(crate) fn format(inherited: &mut Inherited) -> Result<Vec<Slot>> {
     let window = &inherited.window;
-    accel_server::check_window(window).context("--window-fd")?;
+    // One that could be shrunk is not taken: its machine could end this process by that.
+    drop(accel_window::map(window).context("--window-fd")?);
     let size = window.metadata().context("--window-fd")?.len();
     let mut library = Vec::new();
     inherited

@@ -187,6 +187,7 @@ fn is_confined(server: &Jailed, identity: Identity) {
     let limits = fs::read_to_string(server.file("limits")).unwrap();
     for (limit, number) in [
         ("Max processes", "4096"),
+        ("Max file size", "67108864"),
         ("Max core file size", "0"),
         ("Max open files", "4096"),
     ] {

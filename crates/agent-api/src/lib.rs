@@ -18,6 +18,7 @@ mod running;
 mod signals;
 mod terminal;
 mod text;
+mod vsock;
 
 pub use client::Connection;
 pub use copy::{Copied, Packing};
@@ -33,4 +34,5 @@ pub use running::{Collected, Event, Input, Output, Running};
 pub use signals::Signals;
 pub use terminal::local_tty;
 pub use text::OsText;
+pub use vsock::ask_for_port;
 pub use wire::Token;

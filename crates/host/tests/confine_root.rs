@@ -44,7 +44,7 @@ fn inside(shown: &Path) {
     .read_only(shown)
     .device("/dev/full")
     .mount(inherited(), PLACE);
-    let report = enter_root(root, 64).unwrap();
+    let report = enter_root(root, 64, (ROOM / 2) as u64).unwrap();
     assert!(report.prepared);
     let denied = |result: Result<(), ErrorKind>, what: &str| {
         // landlock's answer, or that of a mount that can be read alone.
@@ -79,7 +79,12 @@ fn inside(shown: &Path) {
     File::open("/dev/zero").unwrap().read_exact(&mut [0; 16]).unwrap();
 
     fs::write("/tmp/half", vec![1; ROOM / 2]).unwrap();
-    assert_eq!(kind(fs::write("/tmp/rest", vec![1; ROOM])), Err(ErrorKind::StorageFull));
+    assert_eq!(
+        kind(fs::write("/tmp/rest", vec![1; ROOM / 2])),
+        Err(ErrorKind::StorageFull)
+    );
+    let half = File::options().append(true).open("/tmp/half").unwrap().write_all(b"x");
+    assert_eq!(kind(half), Err(ErrorKind::FileTooLarge));
     let files = (0..ROOM)
         .take_while(|n| File::create(format!("/tmp/{n}")).is_ok())
         .count();
@@ -111,7 +116,7 @@ fn outside() {
         at: "/tmp".into(),
         bytes: ROOM as u64,
     };
-    let error = enter_root(Root::new(scratch), 64).unwrap_err().to_string();
+    let error = enter_root(Root::new(scratch), 64, 4096).unwrap_err().to_string();
     assert!(error.contains("unshare --user"), "{error}");
     assert!(Path::new("/etc/passwd").exists() && Path::new("/proc/self").exists());
 }

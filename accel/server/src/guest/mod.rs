@@ -11,11 +11,11 @@ mod slots;
 mod vsock;
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -35,7 +35,8 @@ const AGAIN: Duration = Duration::from_millis(50);
 /// How long a client waits for a slot that is being emptied. Its guest's agent waits 4.5 s for the answer.
 const FOR_SLOT: Duration = Duration::from_secs(3);
 
-/// Connections that are being made, or served, at a time: the server's limit is in [`Server`], this is for a guest that asks without end.
+/// Threads for connections that are being made, or served, at a time: the server's limit is in [`Server`], this is for a guest that asks
+/// without end, and takes back what it has asked.
 const MOST_ASKED: usize = 128;
 
 /// Serves a guest's clients.
@@ -46,6 +47,8 @@ pub struct Guest {
     slots: Slots,
     /// The sandbox's vsock, as its VMM has it: a unix socket.
     vsock: PathBuf,
+    /// Threads for its clients.
+    asked: AtomicUsize,
 }
 
 /// The control connection of one life of the agent.
@@ -81,6 +84,7 @@ impl Guest {
             settings,
             slots,
             vsock,
+            asked: AtomicUsize::new(0),
         }
     }
 
@@ -129,19 +133,8 @@ impl Guest {
             match said {
                 FromGuest::Gone { client } => drop(control.clients().remove(&client)),
                 FromGuest::Connect { client, hello, free } => {
-                    let Some(watched) = self.note(control, client) else {
-                        self.refuse(control, client, "the guest asks for too many connections");
-                        continue;
-                    };
-                    let (guest, control) = (Arc::clone(self), Arc::clone(control));
-                    let work = move || {
-                        guest.serve_client(&control, client, watched, &hello, &free);
-                        drop(control.clients().remove(&client));
-                        control.say(&FromHost::Over { client });
-                    };
-                    let started = thread::Builder::new().name("accel-client".into()).spawn(work);
-                    if let Err(error) = started {
-                        log::warn!("no thread for a client: {error}");
+                    if let Err(error) = self.begin_client(control, client, hello, free) {
+                        self.refuse(control, client, &error.to_string());
                     }
                 }
             }
@@ -149,13 +142,31 @@ impl Guest {
         Ok(())
     }
 
-    /// A client's connection, which is over when its other end, kept here, is dropped.
-    fn note(&self, control: &Control, client: u64) -> Option<PacketSocket> {
-        let mut clients = control.clients();
-        let (kept, watched) = PacketSocket::pair().ok()?;
-        (clients.len() < MOST_ASKED).then(|| {
-            clients.insert(client, kept);
-            watched
+    /// Serves a client in a thread of its own. Its connection is over when the end that is kept here is dropped.
+    fn begin_client(
+        self: &Arc<Self>,
+        control: &Arc<Control>,
+        client: u64,
+        hello: String,
+        free: Vec<String>,
+    ) -> io::Result<()> {
+        let (guest, its) = (Arc::clone(self), Arc::clone(control));
+        let (kept, watched) = PacketSocket::pair().map_err(io::Error::other)?;
+        if self.asked.fetch_add(1, Ordering::SeqCst) >= MOST_ASKED {
+            self.asked.fetch_sub(1, Ordering::SeqCst);
+            return Err(io::Error::other("the guest asks for too many connections at a time"));
+        }
+        control.clients().insert(client, kept);
+        let work = move || {
+            guest.serve_client(&its, client, watched, &hello, &free);
+            drop(its.clients().remove(&client));
+            its.say(&FromHost::Over { client });
+            guest.asked.fetch_sub(1, Ordering::SeqCst);
+        };
+        let started = thread::Builder::new().name("accel-client".into()).spawn(work);
+        started.map(drop).inspect_err(|_| {
+            drop(control.clients().remove(&client));
+            self.asked.fetch_sub(1, Ordering::SeqCst);
         })
     }
 
@@ -222,16 +233,4 @@ impl Guest {
 /// What was written as JSON, which is text.
 fn text(bytes: Vec<u8>) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
-}
-
-/// The window's memory as this process was given it.
-///
-/// # Errors
-/// It is no memfd whose size is sealed: the guest's VMM could shrink it, and so end this process.
-pub fn check_window(file: &File) -> io::Result<()> {
-    let seals = rustix::fs::fcntl_get_seals(file)?;
-    match seals.contains(rustix::fs::SealFlags::SHRINK) {
-        true => Ok(()),
-        false => Err(io::Error::other("the window's size is not sealed")),
-    }
 }

@@ -29,16 +29,14 @@ pub enum SlotError {
         "all {0} parts of the sandbox's accelerator window are in use: end a program that uses the accelerator, or start another sandbox"
     )]
     InUse(usize),
-    /// There are none.
-    #[error("this sandbox has no accelerator window")]
-    None,
 }
 
 /// All of them.
 #[derive(Debug)]
 pub struct Slots {
-    /// The window, mapped once, and its file.
-    region: Option<(Region, File)>,
+    /// The window, mapped once.
+    region: Region,
+    file: File,
     /// The guest's machine has its pages pinned, so that others in their place would be seen by one side alone.
     pinned: bool,
     /// The largest first.
@@ -63,24 +61,13 @@ impl Slots {
     pub fn new(window: File, mut all: Vec<Slot>) -> Result<Self, accel_window::Error> {
         all.sort_by_key(|slot| std::cmp::Reverse(slot.length));
         Ok(Self {
-            region: Some((accel_window::map(window.as_fd())?, window)),
+            region: accel_window::map(window.as_fd())?,
+            file: window,
             pinned: false,
             all,
             taken: Mutex::default(),
             given_back: Condvar::new(),
         })
-    }
-
-    /// None, for guests whose clients have streams alone.
-    #[must_use]
-    pub fn none() -> Self {
-        Self {
-            region: None,
-            pinned: false,
-            all: Vec::new(),
-            taken: Mutex::default(),
-            given_back: Condvar::new(),
-        }
     }
 
     /// Of a machine that has its pages pinned, as those have that own their CPUs: they are zeroed, and not given back.
@@ -91,9 +78,6 @@ impl Slots {
 
     /// The largest that nobody has, here or, by what the guest says, there; waits for one that is being emptied.
     pub(crate) fn take(&self, free: &[String], most: Duration) -> Result<Taken<'_>, SlotError> {
-        if self.all.is_empty() {
-            return Err(SlotError::None);
-        }
         let deadline = Instant::now() + most;
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
@@ -125,10 +109,9 @@ impl Slots {
     /// Gives its memory back; whether that was possible.
     fn empty(&self, slot: &Slot) -> bool {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        let emptied = match &self.region {
-            Some((region, _)) if self.pinned => zero(region, slot),
-            Some((_, file)) => rustix::fs::fallocate(file, flags, slot.offset, slot.length).map_err(io::Error::from),
-            None => Ok(()),
+        let emptied = match self.pinned {
+            true => zero(&self.region, slot),
+            false => rustix::fs::fallocate(&self.file, flags, slot.offset, slot.length).map_err(io::Error::from),
         };
         // What the next one would find is the last one's.
         if let Err(error) = &emptied {
@@ -161,14 +144,7 @@ impl Taken<'_> {
 
     /// Its memory.
     pub(crate) fn region(&self) -> Result<Region, wire::ring::Error> {
-        match &self.slots.region {
-            Some((region, _)) => region.part(self.slot.offset, self.slot.length),
-            None => Err(wire::ring::Error::Bounds {
-                offset: self.slot.offset,
-                length: self.slot.length,
-                available: 0,
-            }),
-        }
+        self.slots.region.part(self.slot.offset, self.slot.length)
     }
 }
 
@@ -219,10 +195,6 @@ mod tests {
         let mut found = [1; 4];
         again.region().unwrap().read(100, &mut found).unwrap();
         assert_eq!((again.name(), found), ("slot-0", [0; 4]));
-        assert_eq!(
-            Slots::none().take(&both, Duration::from_secs(9)).unwrap_err(),
-            SlotError::None
-        );
     }
 
     #[test]
@@ -232,7 +204,7 @@ mod tests {
             let slots = slots().pinned(pinned);
             let taken = slots.take(&free(&["slot-0"]), Duration::ZERO).unwrap();
             taken.region().unwrap().write(8192, b"mine").unwrap();
-            let blocks = || slots.region.as_ref().unwrap().1.metadata().unwrap().blocks();
+            let blocks = || slots.file.metadata().unwrap().blocks();
             assert!(blocks() > 0);
             drop(taken);
             assert_eq!(blocks() > 0, stays, "pinned: {pinned}");

@@ -60,6 +60,9 @@ pub(crate) const VSOCK: &str = "/run/vsock";
 /// The most processes and threads: those of all clients, and those of the back end.
 const PROCESSES: u64 = 4096;
 
+/// The longest file, in bytes: the log, to which clients' code can write without end, and what a compiler leaves in the scratch.
+const FILE: u64 = 64 << 20;
+
 /// Names the drivers of OpenCL's loader: a file or a directory, or nothing but a name in /etc/OpenCL/vendors.
 const VENDORS: &str = "OCL_ICD_VENDORS";
 
@@ -83,7 +86,7 @@ pub(crate) fn enter(jail: &Jail, library: Option<&Path>, vsock: Option<OwnedFd>)
     }
     // Executed from a descriptor, it has that one's number for a name.
     rustix::thread::set_name(c"basalt-accel-se").context("naming the process")?;
-    let report = host::confine::enter_root(root, PROCESSES)?;
+    let report = host::confine::enter_root(root, PROCESSES, FILE)?;
     match report.landlock {
         Some(version) => log::debug!("landlock, version {version}, keeps it to what it needs"),
         None => log::info!("this kernel has no landlock: the root has to do"),

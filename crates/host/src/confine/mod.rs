@@ -63,22 +63,25 @@ pub fn enter(before: impl FnOnce() -> io::Result<()>) -> Result<Report, Error> {
 
 /// Confines this process to a root with what it needs, for one that runs other people's code in itself: it may execute
 /// programs and map code, so its namespaces have to be made by somebody else. `processes` are the most that its user may
-/// have at a time, threads counted.
+/// have at a time, threads counted, and `file` is how long it may make a file, its log among them: the kernel's signal for
+/// more is ignored, and who writes has an error (setrlimit(2), `RLIMIT_FSIZE`).
 ///
 /// # Errors
 /// [`Error::NoJail`] outside of namespaces of its own, before anything was changed; [`Error::Root`] and [`Error::Confine`]
 /// with the step: the process is half confined then and should end.
-pub fn enter_root(root: Root, processes: u64) -> Result<Report, Error> {
+pub fn enter_root(root: Root, processes: u64, file: u64) -> Result<Report, Error> {
     in_own_namespaces()?;
     let scratch = root.enter()?;
     rustix::system::sethostname(b"basalt").map_err(failed("setting the host name", NEEDS_NAMESPACES))?;
     limit_resources()
         .and_then(|()| {
-            let limit = Rlimit {
-                current: Some(processes),
-                maximum: Some(processes),
+            let limit = |most| Rlimit {
+                current: Some(most),
+                maximum: Some(most),
             };
-            rustix::process::setrlimit(Resource::Nproc, limit)
+            ignore_long_files();
+            rustix::process::setrlimit(Resource::Fsize, limit(file))?;
+            rustix::process::setrlimit(Resource::Nproc, limit(processes))
         })
         .map_err(failed("limiting resources", ""))?;
     give_up_capabilities(CapabilitySet::empty())?;
@@ -201,6 +204,13 @@ fn limit_resources() -> Result<(), Errno> {
     let mut files = rustix::process::getrlimit(Resource::Nofile);
     files.current = files.maximum;
     rustix::process::setrlimit(Resource::Nofile, files)
+}
+
+/// Has the signal for a file that would be too long do nothing; what it executes finds it so.
+#[allow(unsafe_code, reason = "signal(2) has no safe wrapper")]
+fn ignore_long_files() {
+    // SAFETY: no handler is installed, and the signal's number is one.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
 
 /// None of this thread's capabilities but `kept` now, and none by executing anything.

@@ -3,7 +3,7 @@
 
 mod in_time;
 
-use std::io::{self, Read, Write};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -380,16 +380,7 @@ impl Vm {
         let greet = || -> io::Result<Timed> {
             let mut stream = line.connect(&path)?;
             stream.set_read_timeout(Some(self.limits.answer))?;
-            writeln!(stream, "CONNECT {VSOCK_PORT}")?;
-            // The answer is one line; what follows belongs to the agent.
-            let mut byte = [0];
-            while byte != *b"\n" {
-                // A daemon that was stopped and goes on is interrupted in this, and reads on.
-                stream.read_exact(&mut byte).map_err(|error| match error.kind() {
-                    io::ErrorKind::UnexpectedEof => io::ErrorKind::ConnectionRefused.into(),
-                    _ => error,
-                })?;
-            }
+            agent_api::ask_for_port(&mut stream, VSOCK_PORT)?;
             stream.set_read_timeout(None)?;
             Ok(stream)
         };
