@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use accel_server::{Backend, Server};
 use anyhow::Result;
+use base::ByteSize;
 
 use crate::guest::Inherited;
 use crate::options::{Command, Options, Place};
@@ -29,7 +30,7 @@ fn serve(options: &Options) -> Result<()> {
                 // The socket's path is one of the host's, which a jail does not have.
                 Some(jail) => {
                     let listener = Server::listen(socket)?;
-                    confine::enter(jail, options.library.as_deref(), None)?;
+                    confine::enter(jail, options.library.as_deref(), options.arena, None)?;
                     (backend(options)?, listener)
                 }
             };
@@ -45,6 +46,8 @@ fn serve(options: &Options) -> Result<()> {
                 Some(jail) => Some(confine::enter(
                     jail,
                     options.library.as_deref(),
+                    // That is the machine's, and is there.
+                    ByteSize(0),
                     inherited.take_vsock(),
                 )?),
                 None => None,

@@ -19,6 +19,9 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{Gid, Mode, OFlags, Uid};
 
 const SERVER: &str = env!("CARGO_BIN_EXE_basalt-accel-server");
+/// The longest file: 64 MiB, and an arena of 256 MiB where the server makes one.
+const FILE: &str = "335544320";
+const FILE_OF_GUEST: &str = "67108864";
 const MOST: Duration = Duration::from_secs(60);
 
 /// What cargo has built with this test, by where it lies from there.
@@ -166,7 +169,7 @@ fn only(names: &BTreeSet<String>, expected: &[&str]) {
 }
 
 /// Its rights, and the files that are left to it.
-fn is_confined(server: &Jailed, identity: Identity) {
+fn is_confined(server: &Jailed, identity: Identity, file: &str) {
     assert_eq!(server.status("Seccomp"), "2");
     assert_eq!(server.status("NoNewPrivs"), "1");
     for key in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
@@ -187,7 +190,7 @@ fn is_confined(server: &Jailed, identity: Identity) {
     let limits = fs::read_to_string(server.file("limits")).unwrap();
     for (limit, number) in [
         ("Max processes", "4096"),
-        ("Max file size", "67108864"),
+        ("Max file size", file),
         ("Max core file size", "0"),
         ("Max open files", "4096"),
     ] {
@@ -234,13 +237,13 @@ fn a_program_computes_by_a_server_that_has_nothing_else() {
     let flags = ["--backend=opencl", "--device=/dev/full", "--scratch=64m"];
     let server = Jailed::start(identity, served.path(), &flags);
     server.confined();
-    is_confined(&server, identity);
+    is_confined(&server, identity, FILE);
     assert!(names(&server, "/dev").contains("full"));
     let output = compute(served.path());
     let text = said(&output);
     assert!(output.status.success() && text.contains("numbers are right"), "{text}");
     // With clients and compiled kernels it is as confined as before, and kernels are where they can be.
-    is_confined(&server, identity);
+    is_confined(&server, identity, FILE);
     has_no_files(&server);
     assert!(names(&server, "/tmp").contains("pocl"));
     let text = server.end();
@@ -272,7 +275,7 @@ fn its_time_is_divided_and_its_statistics_are_told_from_within() {
     let output = compute(served.path());
     let text = said(&output);
     assert!(output.status.success() && text.contains("numbers are right"), "{text}");
-    is_confined(&server, identity);
+    is_confined(&server, identity, FILE);
     let ask = || {
         let mut line = String::new();
         UnixStream::connect(&control)
@@ -370,7 +373,7 @@ fn a_guest_is_served_from_a_jail_again_and_again() {
     ready.read_exact(&mut said).unwrap();
     assert_eq!(&said, b"ready\n");
     ready.write_all(b"known\n").unwrap();
-    is_confined(&server, identity);
+    is_confined(&server, identity, FILE_OF_GUEST);
     only(&names(&server, "/run"), &["vsock"]);
     for _ in 0..2 {
         let stream = dialled(&listener);
@@ -404,7 +407,7 @@ fn a_jail_has_what_was_asked_for_and_tells_what_it_cannot_have() {
     let served = directory(identity);
     let server = Jailed::start(identity, served.path(), &["--backend=null"]);
     server.confined();
-    is_confined(&server, identity);
+    is_confined(&server, identity, FILE);
     only(&names(&server, "/dev"), &["null", "zero", "urandom"]);
     drop(server);
     for (flags, part) in [

@@ -44,7 +44,7 @@ fn inside(shown: &Path) {
     .read_only(shown)
     .device("/dev/full")
     .mount(inherited(), PLACE);
-    let report = enter_root(root, 64, (ROOM / 2) as u64).unwrap();
+    let report = enter_root(root, 64, ROOM as u64).unwrap();
     assert!(report.prepared);
     let denied = |result: Result<(), ErrorKind>, what: &str| {
         // landlock's answer, or that of a mount that can be read alone.
@@ -79,12 +79,9 @@ fn inside(shown: &Path) {
     File::open("/dev/zero").unwrap().read_exact(&mut [0; 16]).unwrap();
 
     fs::write("/tmp/half", vec![1; ROOM / 2]).unwrap();
-    assert_eq!(
-        kind(fs::write("/tmp/rest", vec![1; ROOM / 2])),
-        Err(ErrorKind::StorageFull)
-    );
-    let half = File::options().append(true).open("/tmp/half").unwrap().write_all(b"x");
-    assert_eq!(kind(half), Err(ErrorKind::FileTooLarge));
+    assert_eq!(kind(fs::write("/tmp/rest", vec![1; ROOM])), Err(ErrorKind::StorageFull));
+    let half = File::options().write(true).open("/tmp/half").unwrap();
+    assert_eq!(kind(half.set_len(ROOM as u64 + 1)), Err(ErrorKind::FileTooLarge));
     let files = (0..ROOM)
         .take_while(|n| File::create(format!("/tmp/{n}")).is_ok())
         .count();

@@ -60,16 +60,17 @@ pub(crate) const VSOCK: &str = "/run/vsock";
 /// The most processes and threads: those of all clients, and those of the back end.
 const PROCESSES: u64 = 4096;
 
-/// The longest file, in bytes: the log, to which clients' code can write without end, and what a compiler leaves in the scratch.
+/// The longest file, in bytes: the log, to which clients' code can write without end, and what a compiler leaves in the scratch. Memory that
+/// is shared with clients of the host is one, too, and comes on top.
 const FILE: u64 = 64 << 20;
 
 /// Names the drivers of OpenCL's loader: a file or a directory, or nothing but a name in /etc/OpenCL/vendors.
 const VENDORS: &str = "OCL_ICD_VENDORS";
 
 /// Confines this process for good; while it has one thread, and before it has read anything of a client or loaded a
-/// driver. `library` is what carries calls out, which may lie anywhere, as what [`VENDORS`] names may. `vsock` is a mount that
-/// is nowhere, of the socket by which a VMM connects to its guest.
-pub(crate) fn enter(jail: &Jail, library: Option<&Path>, vsock: Option<OwnedFd>) -> Result<Confined> {
+/// driver. `library` is what carries calls out, which may lie anywhere, as what [`VENDORS`] names may. `window` is
+/// how much memory it makes for a client to share, at most. `vsock` is a mount that is nowhere, of the socket by which a VMM connects to its guest.
+pub(crate) fn enter(jail: &Jail, library: Option<&Path>, window: ByteSize, vsock: Option<OwnedFd>) -> Result<Confined> {
     let devices = !jail.devices.is_empty();
     let scratch = Scratch {
         at: SCRATCH.into(),
@@ -86,7 +87,7 @@ pub(crate) fn enter(jail: &Jail, library: Option<&Path>, vsock: Option<OwnedFd>)
     }
     // Executed from a descriptor, it has that one's number for a name.
     rustix::thread::set_name(c"basalt-accel-se").context("naming the process")?;
-    let report = host::confine::enter_root(root, PROCESSES, FILE)?;
+    let report = host::confine::enter_root(root, PROCESSES, FILE + window.0)?;
     match report.landlock {
         Some(version) => log::debug!("landlock, version {version}, keeps it to what it needs"),
         None => log::info!("this kernel has no landlock: the root has to do"),
