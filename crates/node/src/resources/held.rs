@@ -113,7 +113,7 @@ impl Held for Vmm {
 }
 
 /// The process that serves its accelerator.
-struct AcceleratorServer;
+pub(crate) struct AcceleratorServer;
 
 impl Held for AcceleratorServer {
     fn release(&self, from: &Providers<'_>, entry: &Entry) -> Result<(), Error> {

@@ -13,6 +13,7 @@ use super::faults::INJECTED;
 use super::{Attempt, World};
 use crate::Error;
 use crate::operations::detach_for::OnDevices;
+use crate::resources::held::{self, Held as _};
 
 /// Volumes: of a sandbox, of nobody.
 const OWN: &str = "own";
@@ -397,4 +398,21 @@ fn one_with_an_accelerator_is_of_no_template_and_is_not_saved() {
     node.start(&entry).unwrap();
     assert_eq!(world.machines.accelerators.served(), [entry.id.as_str()]);
     world.ends_empty().unwrap();
+}
+
+/// Where there are no cgroups, nothing else ends it.
+#[test]
+fn the_server_of_an_accelerator_is_ended_by_itself() {
+    let world = World::new();
+    world
+        .run(SandboxConfig {
+            accelerator: Some("null".parse().unwrap()),
+            ..World::config("web")
+        })
+        .unwrap();
+    let (node, entry) = (world.node(), world.entry("web"));
+    held::AcceleratorServer.release(&node.providers(), &entry).unwrap();
+    assert!(world.machines.accelerators.served().is_empty());
+    assert!(world.running("web").is_some(), "its machine goes on");
+    world.node().remove(&entry, true).unwrap();
 }
