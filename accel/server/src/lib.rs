@@ -22,10 +22,12 @@ mod meter;
 mod null;
 mod objects;
 mod quota;
+mod saved;
 mod server;
 mod session;
 mod simulated;
 mod stats;
+mod table;
 mod tenant;
 #[cfg(test)]
 mod tests;
@@ -33,6 +35,7 @@ mod zeroes;
 
 pub use api::{Backend, BackendError};
 pub use guest::{Guest, Slot, SlotError, Slots};
+pub use saved::{Output, Refusal, fill_window};
 pub use server::{Server, ServerError};
 pub use stats::{ClientStats, MemoryStats, Stats, TimeStats};
 pub use tenant::TenantLimits;

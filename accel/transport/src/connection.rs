@@ -16,7 +16,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use accel_window::{Geometry, Holder, Side, VERSIONS, Window};
+use accel_window::{Geometry, Holder, ServerPair, Side, VERSIONS, Window};
 use rustix::fs::Uid;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use wire::packet::{MAX_FDS, PacketSocket};
@@ -29,7 +29,7 @@ use crate::greeting::{
 };
 use crate::peer::{Bell, Peer, Watch};
 use crate::placement::Placement;
-use crate::ring_end::{BATCH, RingEnd};
+use crate::ring_end::{BATCH, Position, RingEnd};
 use crate::stream_end::StreamEnd;
 use crate::{ClientEnd, Error, FutexSignal, Protocol, ServerEnd, Signal, SocketSignal, Transport};
 
@@ -322,11 +322,43 @@ impl Agreement {
         }
     }
 
+    /// The server's half of a connection that another server had whose machine was saved: the window in memory with the same bytes, from
+    /// where that server was in each pair.
+    ///
+    /// # Errors
+    /// As [`Agreement::serve`]; positions are too few, or none of a ring's.
+    pub fn resume(
+        self,
+        (window, positions): (Window, &[Position]),
+        sockets: Vec<OwnedFd>,
+        client: PacketSocket,
+    ) -> Result<ServerConnection, Error> {
+        let counts = [sockets.len(), positions.len()];
+        if counts != [self.pairs as usize; 2] || !self.transport.has_rings() {
+            let [sockets, positions] = counts;
+            let reason = format!("{sockets} sockets and {positions} positions for {} pairs", self.pairs);
+            return Err(unsound("own", reason));
+        }
+        let holder = Holder::new(&window)?;
+        self.assemble_at(Some((holder, window)), sockets, client, positions)
+    }
+
     fn assemble(
         self,
         window: Option<(Holder, Window)>,
         sockets: Vec<OwnedFd>,
         client: PacketSocket,
+    ) -> Result<ServerConnection, Error> {
+        self.assemble_at(window, sockets, client, &[])
+    }
+
+    /// The same, from these positions of its pairs on; all from the beginning if there are none.
+    fn assemble_at(
+        self,
+        window: Option<(Holder, Window)>,
+        sockets: Vec<OwnedFd>,
+        client: PacketSocket,
+        positions: &[Position],
     ) -> Result<ServerConnection, Error> {
         let (holder, window) = window.unzip();
         let mut bells = Vec::new();
@@ -345,7 +377,14 @@ impl Agreement {
         let mut ends = Vec::new();
         for pair in 0..self.pairs {
             let way = match &window {
-                Some(window) => Way::Ring(Box::new(self.server_end(window, pair, sockets.next(), watch.peer())?)),
+                Some(window) => {
+                    let rings = match positions.get(pair as usize) {
+                        Some(at) => window.resume_server_pair(pair, (at.incoming, at.outgoing))?,
+                        None => window.server_pair(pair)?,
+                    };
+                    let bell = sockets.next();
+                    Way::Ring(Box::new(self.server_end((window, rings), pair, bell, watch.peer())?))
+                }
                 None => Way::Stream(StreamEnd::new(next(pair, sockets.next())?, Sequence::Callers)?),
             };
             ends.push(ServerEnd {
@@ -363,7 +402,13 @@ impl Agreement {
     }
 
     /// A server's end of a pair of rings.
-    fn server_end(self, window: &Window, pair: u32, bell: Option<OwnedFd>, peer: Peer) -> Result<RingEnd, Error> {
+    fn server_end(
+        self,
+        (window, rings): (&Window, ServerPair),
+        pair: u32,
+        bell: Option<OwnedFd>,
+        peer: Peer,
+    ) -> Result<RingEnd, Error> {
         let signal: Box<dyn Signal> = match bell {
             Some(bell) => Box::new(SocketSignal::new(bell)),
             None => futex_signal(window, pair, Side::Server)?,
@@ -372,7 +417,6 @@ impl Agreement {
             Transport::SameCpu => Placement::follow(window.client_cpu(pair)?),
             _ => Placement::Anywhere,
         };
-        let rings = window.server_pair(pair)?;
         let rings = (rings.completions, rings.submissions);
         Ok(ring_end(self.busy_poll, window, rings, (signal, peer, placement)))
     }

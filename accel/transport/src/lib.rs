@@ -26,5 +26,6 @@ pub use connection::{ClientConnection, Offer, ServerConnection, Settings, accept
 pub use end::{ClientEnd, Counters, ServerEnd};
 pub use error::{Error, Protocol};
 pub use greeting::Agreement;
+pub use ring_end::Position;
 pub use signal::{FutexSignal, Signal, SocketSignal};
 pub use transport::{Transport, TransportError};

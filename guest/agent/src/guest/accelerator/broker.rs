@@ -280,7 +280,7 @@ impl Broker {
                 }
                 Ok(())
             }
-            Some(Begin::Control { version }) if version != VERSION => Err(agent_api::Error::Refused(format!(
+            Some(Begin::Control { version, .. }) if version != VERSION => Err(agent_api::Error::Refused(format!(
                 "it speaks version {version}, this guest's agent {VERSION}; start the sandbox anew"
             ))),
             Some(Begin::Control { .. }) => {

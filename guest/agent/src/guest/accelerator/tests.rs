@@ -63,7 +63,14 @@ impl Host {
             reader: FrameReader::new(near.try_clone().unwrap()),
             writer: FrameWriter::new(near),
         };
-        send(&host.writer, &Begin::Control { version: VERSION }).unwrap();
+        send(
+            &host.writer,
+            &Begin::Control {
+                version: VERSION,
+                resumed: Vec::new(),
+            },
+        )
+        .unwrap();
         host
     }
 
@@ -198,7 +205,10 @@ fn without_a_server_a_client_is_told_so_and_one_that_waits_is_served_by_the_next
     broker.take_host(far);
     send(
         &FrameWriter::new(near.try_clone().unwrap()),
-        &Begin::Control { version: VERSION + 1 },
+        &Begin::Control {
+            version: VERSION + 1,
+            resumed: Vec::new(),
+        },
     )
     .unwrap();
     assert_eq!(near.read(&mut [0]).unwrap(), 0);
