@@ -20,7 +20,7 @@
 
 use std::io;
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -101,12 +101,15 @@ pub(crate) struct Resumption {
 impl Resumption {
     /// Of a connection to the server that holds the window, by an agent at the other end of the socket.
     pub(crate) fn new(life: Life, packets: Arc<PacketSocket>) -> Result<Arc<Self>, Error> {
-        let identity = identify(&*packets)?;
+        Self::within(PATIENCE, life, packets)
+    }
+
+    fn within(patience: Duration, life: Life, packets: Arc<PacketSocket>) -> Result<Arc<Self>, Error> {
         Ok(Arc::new(Self {
             life,
+            packets_identity: identify(&*packets)?,
             packets,
-            packets_identity: identity,
-            patience: PATIENCE,
+            patience,
             generation: AtomicU32::new(0),
             over: AtomicBool::new(false),
             state: Mutex::default(),
@@ -272,7 +275,7 @@ impl State {
         {
             // One whose end is gone is hung up.
             if let Some(place) = place {
-                replace(place, &socket).map_err(Error::io("put a socket in another one's place"))?;
+                replace(place.as_fd(), socket.as_fd()).map_err(Error::io("put a socket in another one's place"))?;
                 pair.identity = identity;
             }
         }
@@ -294,7 +297,7 @@ impl State {
 }
 
 /// Makes a descriptor one of another socket, whose own descriptor stays.
-fn replace(place: &OwnedFd, socket: &OwnedFd) -> io::Result<()> {
+fn replace(place: BorrowedFd<'_>, socket: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: 1. the number is open and owned, as `place` is borrowed meanwhile; 2. this second owner never closes it.
     let mut number = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(place.as_raw_fd()) });
     // Threads that use it have the one socket or the other.
@@ -353,5 +356,144 @@ impl Signal for ResumableSignal {
             Err(Error::PeerGone) => self.resumption.resume(seen, most),
             outcome => outcome,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
+
+    use accel_window::{Geometry, Holder, Window};
+
+    use super::*;
+
+    const MOST: Duration = Duration::from_secs(30);
+    const SHORT: Duration = Duration::from_millis(80);
+
+    /// A connection with two pairs: what an agent has, an end's signal, and what the server has.
+    struct Met {
+        resumption: Arc<Resumption>,
+        agent: PacketSocket,
+        signals: Vec<Box<dyn Signal>>,
+        server: Vec<UnixStream>,
+        _holder: Holder,
+    }
+
+    impl Met {
+        fn new() -> Self {
+            let (_, window) = Window::create(Geometry::new(1, 8, 0).unwrap()).unwrap();
+            let holder = Holder::new(&window).unwrap();
+            let (near, agent) = PacketSocket::pair().unwrap();
+            let resumption = Resumption::within(SHORT, window.life().unwrap(), Arc::new(near)).unwrap();
+            let (server, theirs) = streams();
+            let signals = theirs.into_iter().map(|socket| resumption.join(socket).unwrap().0);
+            Self {
+                signals: signals.collect(),
+                resumption,
+                agent,
+                server,
+                _holder: holder,
+            }
+        }
+
+        /// Other sockets for the client, of which the server has the other ends.
+        fn hand_over(&mut self) {
+            let (server, theirs) = streams();
+            let theirs: Vec<_> = theirs.iter().map(AsFd::as_fd).collect();
+            self.agent.send(MORE, &theirs).unwrap();
+            self.server = server;
+        }
+
+        fn pair(&self, pair: usize) -> Arc<OwnedFd> {
+            self.resumption.lock().pairs[pair].socket.upgrade().unwrap()
+        }
+    }
+
+    fn streams() -> (Vec<UnixStream>, Vec<OwnedFd>) {
+        let both = [UnixStream::pair().unwrap(), UnixStream::pair().unwrap()];
+        both.map(|(own, theirs)| (own, OwnedFd::from(theirs)))
+            .into_iter()
+            .unzip()
+    }
+
+    #[test]
+    fn a_server_that_does_not_come_is_waited_for_so_long_each_time() {
+        let mut met = Met::new();
+        for _ in 0..3 {
+            met.server.clear();
+            let begun = Instant::now();
+            assert!(!met.signals[0].wait(met.signals[0].seen(), SHORT / 2).unwrap());
+            assert!(begun.elapsed() >= SHORT / 2);
+            met.hand_over();
+            met.signals[0].wake().unwrap();
+            // No part of the next time's.
+            std::thread::sleep(SHORT);
+        }
+        met.server.clear();
+        let begun = Instant::now();
+        let signals = std::mem::take(&mut met.signals);
+        let waiting = signals.into_iter().map(|signal| {
+            std::thread::spawn(move || {
+                (
+                    signal.wake().unwrap_err(),
+                    signal.wait(signal.seen(), MOST).unwrap_err(),
+                )
+            })
+        });
+        for waiting in waiting.collect::<Vec<_>>() {
+            let both = waiting.join().unwrap();
+            assert!(matches!(both, (Error::PeerGone, Error::PeerGone)), "{both:?}");
+        }
+        assert!(begun.elapsed() >= SHORT && begun.elapsed() < MOST / 2);
+        assert!(met.resumption.is_over());
+        assert!(matches!(met.agent.receive(), Err(PacketError::Closed)), "it is told");
+    }
+
+    #[test]
+    fn numbers_stay_and_an_end_that_is_gone_gets_none() {
+        let mut met = Met::new();
+        let of = |met: &Met| (met.pair(1).as_raw_fd(), Identity::of(&*met.pair(1)).unwrap().unwrap());
+        let before = of(&met);
+        drop(met.signals.remove(0));
+        met.server.clear();
+        met.hand_over();
+        met.signals[0].wake().unwrap();
+        let after = of(&met);
+        assert_eq!(before.0, after.0);
+        assert_ne!(before.1, after.1);
+        let closed = rustix::io::fcntl_getfd(&*met.pair(1)).unwrap();
+        assert!(closed.contains(rustix::io::FdFlags::CLOEXEC));
+        let [first, second] = &met.server[..] else {
+            unreachable!()
+        };
+        assert_eq!((&*first).read(&mut [0]).unwrap(), 0, "nobody has its other end");
+        assert_eq!((&*second).read(&mut [0]).unwrap(), 1);
+    }
+
+    #[test]
+    fn a_number_that_is_the_programs_is_left_alone() {
+        let refused = |met: &Met| {
+            let error = met.signals[1].wake().unwrap_err().to_string();
+            assert!(error.contains("has closed"), "{error}");
+            assert!(met.resumption.is_over());
+        };
+        let mut met = Met::new();
+        let file = OwnedFd::from(File::open("/dev/null").unwrap());
+        replace(met.pair(0).as_fd(), file.as_fd()).unwrap();
+        met.server.clear();
+        met.hand_over();
+        refused(&met);
+        assert_eq!(Identity::of(&*met.pair(0)), Ok(None), "it still is the file");
+
+        let mut met = Met::new();
+        let (sends, receives) = PacketSocket::pair().unwrap();
+        sends.send(b"the program's", &[]).unwrap();
+        replace(met.resumption.packets.as_fd(), receives.as_fd()).unwrap();
+        met.server.clear();
+        refused(&met);
+        assert_eq!(receives.receive().unwrap().0, b"the program's");
+        sends.send(b"more", &[]).unwrap();
     }
 }
