@@ -443,11 +443,15 @@ mod tests {
             })
         });
         for waiting in waiting.collect::<Vec<_>>() {
+            while !waiting.is_finished() {
+                assert!(begun.elapsed() < MOST / 2);
+                std::thread::sleep(Duration::from_millis(5));
+            }
             let both = waiting.join().unwrap();
             assert!(matches!(both, (Error::PeerGone, Error::PeerGone)), "{both:?}");
         }
-        assert!(begun.elapsed() >= SHORT && begun.elapsed() < MOST / 2);
-        assert!(met.resumption.is_over());
+        assert!(begun.elapsed() >= SHORT && met.resumption.is_over());
+        met.agent.wait_to_receive(Instant::now() + MOST).unwrap();
         assert!(matches!(met.agent.receive(), Err(PacketError::Closed)), "it is told");
     }
 
@@ -459,7 +463,11 @@ mod tests {
         drop(met.signals.remove(0));
         met.server.clear();
         met.hand_over();
+        let seen = met.signals[0].seen();
         met.signals[0].wake().unwrap();
+        // Whoever looked before that looks again.
+        let begun = Instant::now();
+        assert!(met.signals[0].wait(seen, MOST).unwrap() && begun.elapsed() < MOST / 2);
         let after = of(&met);
         assert_eq!(before.0, after.0);
         assert_ne!(before.1, after.1);

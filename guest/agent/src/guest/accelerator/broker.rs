@@ -243,7 +243,7 @@ impl Broker {
     }
 
     /// What is looked for, as soon as it is there.
-    fn wait<T>(&self, deadline: Instant, mut look: impl FnMut(&mut State) -> Option<T>) -> Option<T> {
+    fn wait<T>(&self, deadline: Instant, look: impl Fn(&mut State) -> Option<T>) -> Option<T> {
         let mut state = self.lock();
         loop {
             if let Some(found) = look(&mut state) {
@@ -345,10 +345,10 @@ impl Broker {
 
     /// Ends the clients with which no other server goes on in time.
     fn expire(&self, generation: u64) {
-        let deadline = Instant::now() + self.resume;
-        let next = self.wait(deadline, |state| (state.generation != generation).then_some(()));
-        let mut state = self.lock();
-        if next.is_none() && state.generation == generation {
+        let is_last = |state: &mut State| state.generation == generation;
+        let waited = self.changed.wait_timeout_while(self.lock(), self.resume, is_last);
+        let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        if state.generation == generation {
             let cut = state.clients.values_mut().filter(|entry| entry.cut);
             cut.for_each(Client::end);
         }

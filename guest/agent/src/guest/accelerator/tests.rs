@@ -349,6 +349,23 @@ fn a_client_whose_server_is_lost_before_its_answer_asks_the_next_one() {
 }
 
 #[test]
+fn a_client_that_waits_for_its_answer_is_served_by_the_last_of_many_servers() {
+    let window = window();
+    let broker = broker(window.path());
+    let program = client(&broker);
+    let mut host = Host::new(&broker);
+    let mut numbers = vec![host.asked().0];
+    for _ in 0..100 {
+        // The one before is still connected, and both of its ends are seen at once.
+        host = Host::new(&broker);
+        numbers.push(host.asked().0);
+    }
+    assert!(numbers.is_sorted_by(|a, b| a < b));
+    host.accept(*numbers.last().unwrap(), None, 0);
+    assert_eq!(answer(&program).unwrap().0, "welcome");
+}
+
+#[test]
 fn what_a_server_said_before_the_next_one_came_ends_nobody() {
     let window = window();
     let broker = broker(window.path());
