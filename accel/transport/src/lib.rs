@@ -17,6 +17,7 @@ mod error;
 mod greeting;
 mod peer;
 mod placement;
+mod resumption;
 mod ring_end;
 mod signal;
 mod stream_end;

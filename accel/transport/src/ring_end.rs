@@ -208,7 +208,7 @@ impl RingEnd {
         if self.placement.after_sleep()? {
             self.counters.moves += 1;
         }
-        match !woken && self.peer.look() {
+        match !woken && self.peer.look()? {
             true => self.gone(want),
             false => Ok(()),
         }
