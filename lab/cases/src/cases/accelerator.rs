@@ -220,6 +220,13 @@ fn what_is_saved_goes_on(daemon: &Daemon<'_>, volume: &str) -> Result<()> {
             "mkfifo /tmp/ask /tmp/answer; while true; do cat /tmp/ask > /tmp/answer; done",
         ],
     )?;
+    daemon.ok(&[
+        "exec",
+        "plain",
+        "sh",
+        "-c",
+        "until [ -p /tmp/answer ]; do sleep 0.05; done",
+    ])?;
     daemon.ok(&["snapshot", "create", "plain", "plain"])?;
     let begun = Instant::now();
     daemon.ok(&["clone", "--name", "other", "plain"])?;
