@@ -23,7 +23,7 @@ use anyhow::{Context as _, Result, bail};
 use rustix::process::{Pid, Signal, WaitOptions, waitpid};
 
 use crate::confine::{self, Confined};
-use crate::options::{GuestFds, Options};
+use crate::options::{ARBITER, GuestFds, Options};
 
 /// What the library's length is made a multiple of: with another version of it the slots are where they were.
 const DRIVER_UNIT: u64 = 4 << 20;
@@ -39,6 +39,10 @@ pub(crate) struct Inherited {
     window: File,
     driver: File,
     ready: File,
+    /// The directory of an arbiter's socket. None where there is none, and where it has become a mount of the jail's.
+    arbiter: Option<OwnedFd>,
+    /// Where statistics are told.
+    control: Option<UnixListener>,
 }
 
 impl Inherited {
@@ -51,12 +55,24 @@ impl Inherited {
             window: take("--window-fd", fds.window)?.into(),
             driver: take("--driver-fd", fds.driver)?.into(),
             ready: take("--ready-fd", fds.ready)?.into(),
+            arbiter: fds.arbiter.map(|number| take("--arbiter-fd", number)).transpose()?,
+            control: (fds.control)
+                .map(|number| take("--control-fd", number))
+                .transpose()?
+                .map(UnixListener::from),
         })
     }
 
-    /// The socket, for a jail, which has it at [`confine::VSOCK`].
-    pub(crate) fn take_vsock(&mut self) -> Option<OwnedFd> {
-        self.vsock.take()
+    /// What is mounted in a jail, and where it is there.
+    pub(crate) fn take_mounts(&mut self) -> Vec<(OwnedFd, &'static str)> {
+        let mounts = [(self.vsock.take(), confine::VSOCK), (self.arbiter.take(), ARBITER)];
+        let there = mounts.into_iter().filter_map(|(mount, at)| Some((mount?, at)));
+        there.collect()
+    }
+
+    /// Where statistics are told.
+    pub(crate) fn take_control(&mut self) -> Option<UnixListener> {
+        self.control.take()
     }
 }
 
@@ -106,17 +122,17 @@ pub(crate) fn format(inherited: &mut Inherited) -> Result<Vec<Slot>> {
     Ok(layout.slots().iter().map(slot).collect())
 }
 
-/// Has processes serve, for ever. Everything that was decided for this one counts for them.
+/// Has processes serve, for ever; each tells how many there were before it. Everything that was decided for this one counts for them.
 pub(crate) fn supervise(
     (options, control): (&Options, Option<&UnixListener>),
     inherited: &Inherited,
     slots: &[Slot],
     confined: Option<&Confined>,
 ) -> Result<()> {
-    loop {
+    for restarts in 0.. {
         let begun = Instant::now();
         let Some(child) = fork().context("no process to serve the guest")? else {
-            return serve((options, control), inherited, slots);
+            return serve(options, control.map(|control| (control, restarts)), inherited, slots);
         };
         let status = loop {
             match waitpid(Some(child), WaitOptions::empty()) {
@@ -138,6 +154,7 @@ pub(crate) fn supervise(
         }
         std::thread::sleep(PAUSE.saturating_sub(begun.elapsed()));
     }
+    bail!("no number is left for another process that serves")
 }
 
 /// Another process like this one, which ends when this one does; `None` in that process.
@@ -159,7 +176,12 @@ fn fork() -> std::io::Result<Option<Pid>> {
     }
 }
 
-fn serve((options, control): (&Options, Option<&UnixListener>), inherited: &Inherited, slots: &[Slot]) -> Result<()> {
+fn serve(
+    options: &Options,
+    control: Option<(&UnixListener, u64)>,
+    inherited: &Inherited,
+    slots: &[Slot],
+) -> Result<()> {
     let backend = crate::backend(options)?;
     log::info!("{} is served to a guest", backend.name());
     let server = crate::server(options, backend, control)?;
