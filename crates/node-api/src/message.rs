@@ -7,6 +7,7 @@ use base::{ByteSize, CpuSet};
 use observe::{Span, TraceContext};
 use serde::{Deserialize, Serialize};
 
+use crate::accelerator_stats::{AcceleratorInfo, AcceleratorStats};
 use crate::config::SandboxConfig;
 use crate::device::{Device, DeviceRequest};
 use crate::host_cpu::HostCpu;
@@ -200,6 +201,8 @@ pub enum Request {
         /// How much it is to have, whole pages.
         memory: ByteSize,
     },
+    /// All sandboxes that have an accelerator. Each is an item; then [`Reply::Done`].
+    ListAccelerators,
     /// The host's CPUs. Each is an item; then [`Reply::Done`].
     ListCpus,
     /// Keep CPUs free for sandboxes that will own them. [`Reply::Cpus`].
@@ -308,6 +311,9 @@ pub struct Usage {
     /// How much of its memory, and which of its devices, it has, where memory is plugged or it has devices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_state: Option<Box<MemoryState>>,
+    /// What the server of its accelerator tells, if it has one and that answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accelerator: Option<Box<AcceleratorStats>>,
     /// The VMM had no time to tell its metrics, as while it writes a snapshot: `block`, `network` and `vmm` are not known.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub vmm_busy: bool,
@@ -439,6 +445,8 @@ pub enum Item {
     Snapshot(Box<Snapshot>),
     /// Of `list-templates`.
     Template(Box<Template>),
+    /// Of `list-accelerators`.
+    Accelerator(Box<AcceleratorInfo>),
     /// Of `list-cpus`.
     Cpu(HostCpu),
     /// Of `devices`.

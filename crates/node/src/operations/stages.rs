@@ -362,6 +362,8 @@ impl Launched {
     fn serve_accelerator(&self, node: &Node, entry: &Entry, window: &Window) -> Result<(), Error> {
         let _span = span("accelerator's server");
         let (stored, paths) = (entry.stored(), node.sandbox_paths(entry));
+        let identity = launch::identity(&node.config, &stored);
+        node.accelerators.admit(&stored, &paths, identity)?;
         let launched =
             node.launcher
                 .launch_accelerator(&node.config, &stored, &paths, window, self.cgroup.as_deref())?;

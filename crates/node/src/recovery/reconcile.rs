@@ -26,8 +26,8 @@ use crate::store::operation::Operation;
 use crate::store::paths::names;
 use crate::store::remove::remove_directory;
 use crate::store::unfinished::UNFINISHED;
-use crate::vmm::process;
 use crate::vmm::vm::{Vm, pause_reason};
+use crate::vmm::{launch, process};
 
 const RESTARTED: &str = "the daemon ended while the sandbox was being started";
 const VMM_GONE: &str = "its VMM ended while no daemon ran, without a word of its command's end";
@@ -226,7 +226,20 @@ impl Node {
         }
         vm.watch(&self.monitor, &entry.id)
             .map_err(Error::host("waiting for the VMM's end"))?;
+        self.adopt_accelerator(entry);
         Ok(true)
+    }
+
+    /// The server of its accelerator runs on as well, and has its part of the accelerator's time from here on.
+    fn adopt_accelerator(&self, entry: &Entry) {
+        let (stored, paths) = (entry.stored(), self.sandbox_paths(entry));
+        let identity = launch::identity(&self.config, &stored);
+        if let Err(error) = self.accelerators.admit(&stored, &paths, identity) {
+            log::error!(
+                "nothing limits how much of its accelerator's time sandbox {} takes: {error}; when that is mended, start basaltd again",
+                entry.id
+            );
+        }
     }
 
     /// What was under way when the daemon ended.

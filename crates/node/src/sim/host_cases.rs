@@ -39,7 +39,7 @@ fn run_with_volume(world: &World) -> Result<(), Error> {
 
 fn run_with_accelerator(world: &World) -> Result<(), Error> {
     let config = SandboxConfig {
-        accelerator: Some("null:window=32m".parse().unwrap()),
+        accelerator: Some("opencl:window=32m,share=300".parse().unwrap()),
         ..World::config("web")
     };
     world.run(config).map(drop)
@@ -393,8 +393,16 @@ fn one_with_an_accelerator_is_of_no_template_and_is_not_saved() {
         .to_string();
     assert!(refused.contains("it has an accelerator"), "{refused}");
     assert!(node.list_templates().is_empty());
+    let weight = || {
+        node.accelerators
+            .report()
+            .get(&entry.id)
+            .map(|report| report.share.weight)
+    };
+    assert_eq!(weight(), Some(100));
     node.stop(&entry, Duration::ZERO).unwrap();
     assert!(world.machines.accelerators.served().is_empty());
+    assert_eq!(weight(), None);
     node.start(&entry).unwrap();
     assert_eq!(world.machines.accelerators.served(), [entry.id.as_str()]);
     world.ends_empty().unwrap();

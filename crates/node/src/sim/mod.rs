@@ -372,6 +372,9 @@ impl World {
         let mut served = self.machines.accelerators.served();
         served.sort();
         same("accelerators that are served", &served, &accelerated)?;
+        // The null back end, which has none, is not among these.
+        let parts: Vec<_> = self.node().accelerators.report().into_keys().collect();
+        same("parts of an accelerator's time", &parts, &accelerated)?;
         same("machines", &found, &wanted)
     }
 
