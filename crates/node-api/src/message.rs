@@ -354,6 +354,8 @@ pub enum EventKind {
     MemoryFailed,
     /// An IOMMU refused DMA of one of its devices; told at most once a minute for each sandbox, `stats` has the number.
     DmaFault,
+    /// The server of its accelerator has ended, and it runs on without: the event, the daemon's log and `inspect` say what to do.
+    AcceleratorEnded,
     /// Its VM is gone.
     Exit,
     /// It was removed.
@@ -373,7 +375,8 @@ pub struct NodeEvent {
     pub name: String,
     /// With an exit: how.
     pub ended: Option<Ended>,
-    /// With `devices-failed`: which device, why, and what to do. With `dma-fault`: which device, and to which address.
+    /// With `devices-failed`: which device, why, and what to do. With `dma-fault`: which device, and to which address. With
+    /// `accelerator-ended`: what to do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
     /// With `devices-present` and `memory-ready`: what there is, how fast it was mapped, and how often its guest waited for that. Nothing where its

@@ -9,7 +9,7 @@
 //! A VMM that is to restore is started first: it confines itself, and makes its VM, while the rest is made beside it. What a stage made is
 //! the sandbox's, and found by its id: whoever fails between two of them takes it back by [`Node::undo`], as the next daemon does.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -370,7 +370,10 @@ impl Launched {
         let number = i32::try_from(launched.child.pid).unwrap_or(0);
         // One that has gone meanwhile is told from others by this.
         let known = process::identify(number).unwrap_or(Process { pid: number, start: 0 });
-        node.update(entry, |stored| stored.sandbox.accelerator = Some(known))?;
+        node.update(entry, |stored| {
+            (stored.sandbox.accelerator, stored.sandbox.accelerator_ended) = (Some(known), None);
+        })?;
+        node.watch_accelerator(entry, launched.child.pidfd.as_fd())?;
         launched.tell_known()
     }
 }

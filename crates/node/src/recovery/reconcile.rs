@@ -26,8 +26,8 @@ use crate::store::operation::Operation;
 use crate::store::paths::names;
 use crate::store::remove::remove_directory;
 use crate::store::unfinished::UNFINISHED;
+use crate::vmm::process;
 use crate::vmm::vm::{Vm, pause_reason};
-use crate::vmm::{launch, process};
 
 const RESTARTED: &str = "the daemon ended while the sandbox was being started";
 const VMM_GONE: &str = "its VMM ended while no daemon ran, without a word of its command's end";
@@ -155,7 +155,7 @@ impl Node {
     }
 
     /// A template was built in it: whoever did that has no daemon any more who would keep it.
-    fn abandon(&self, entry: &Arc<Entry>) -> Result<(), Error> {
+    fn abandon(self: &Arc<Self>, entry: &Arc<Entry>) -> Result<(), Error> {
         match self.adopt(entry) {
             Ok(true) => return self.remove(entry, true),
             Ok(false) => (),
@@ -185,7 +185,7 @@ impl Node {
     }
 
     /// Finds the VMM and connects to it; false if there is none.
-    fn adopt(&self, entry: &Arc<Entry>) -> Result<bool, Error> {
+    fn adopt(self: &Arc<Self>, entry: &Arc<Entry>) -> Result<bool, Error> {
         let Some((process, pidfd)) = self.find_vmm(entry)? else {
             return Ok(false);
         };
@@ -228,18 +228,6 @@ impl Node {
             .map_err(Error::host("waiting for the VMM's end"))?;
         self.adopt_accelerator(entry);
         Ok(true)
-    }
-
-    /// The server of its accelerator runs on as well, and has its part of the accelerator's time from here on.
-    fn adopt_accelerator(&self, entry: &Entry) {
-        let (stored, paths) = (entry.stored(), self.sandbox_paths(entry));
-        let identity = launch::identity(&self.config, &stored);
-        if let Err(error) = self.accelerators.admit(&stored, &paths, identity) {
-            log::error!(
-                "nothing limits how much of its accelerator's time sandbox {} takes: {error}; when that is mended, start basaltd again",
-                entry.id
-            );
-        }
     }
 
     /// What was under way when the daemon ended.
