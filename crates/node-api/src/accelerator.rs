@@ -4,8 +4,10 @@
 use std::fmt;
 use std::str::FromStr;
 
-use base::ByteSize;
+use base::{ByteSize, CdiName};
 use serde::{Deserialize, Serialize};
+
+use crate::config::{ConfigError, SandboxConfig};
 
 /// Memory that a guest and its server share, if nobody says how much; and the least and the most.
 pub const WINDOW: ByteSize = ByteSize::mib(256);
@@ -23,6 +25,9 @@ fn default_memory() -> ByteSize {
 /// Its part of the accelerator's time, if nobody says which, and the most.
 pub const SHARE: u32 = 100;
 const MOST_SHARE: u32 = 1000;
+
+/// The kind of names of the Container Device Interface that stand for accelerators, without a file that says so.
+pub const CDI_KIND: &str = "basalt/accel";
 
 /// What a window is a multiple of.
 const WINDOW_UNIT: u64 = 2 << 20;
@@ -109,6 +114,9 @@ pub enum AcceleratorError {
     /// Of an accelerator that takes no time.
     #[error("null carries out nothing, so that there is no time to divide: leave share and priority out")]
     NothingToShare,
+    /// A name for one, beside another one.
+    #[error("a sandbox has one accelerator: leave `{0}` or --accel out, or say the same API with both")]
+    Two(CdiName),
     /// A machine that none can be given to.
     #[error(
         "a sandbox whose memory is not translated can have no accelerator, as that shares memory with its host: leave --accel or --memory-mode identity out"
@@ -120,6 +128,14 @@ pub enum AcceleratorError {
 }
 
 impl Accelerator {
+    /// What a name of the Container Device Interface stands for, if it is of [`CDI_KIND`].
+    ///
+    /// # Errors
+    /// There is no such accelerator.
+    pub fn named(name: &CdiName) -> Option<Result<Self, AcceleratorError>> {
+        (name.kind().to_string() == CDI_KIND).then(|| name.name().parse())
+    }
+
     /// Checks its numbers.
     ///
     /// # Errors
@@ -138,6 +154,25 @@ impl Accelerator {
             true => Ok(()),
             false => Err(AcceleratorError::Window(self.window)),
         }
+    }
+}
+
+impl SandboxConfig {
+    /// Names of the Container Device Interface that stand for an accelerator are it, and no devices. Where it is asked for otherwise as
+    /// well, what is said of it there counts.
+    ///
+    /// # Errors
+    /// [`ConfigError::Accelerator`].
+    pub fn name_accelerator(&mut self) -> Result<(), ConfigError> {
+        for name in std::mem::take(&mut self.cdi_devices) {
+            match (Accelerator::named(&name).transpose()?, self.accelerator) {
+                (None, _) => self.cdi_devices.push(name),
+                (Some(named), None) => self.accelerator = Some(named),
+                (Some(named), Some(other)) if named.api == other.api => (),
+                (Some(_), Some(_)) => return Err(AcceleratorError::Two(name).into()),
+            }
+        }
+        Ok(())
     }
 }
 
@@ -226,6 +261,31 @@ impl FromStr for Accelerator {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::tests::config;
+
+    #[test]
+    fn a_name_can_stand_for_an_accelerator() {
+        let named = |names: &[&str], accelerator: Option<&str>| {
+            let mut config = config();
+            config.cdi_devices = names.iter().map(|name| name.parse().unwrap()).collect();
+            config.accelerator = accelerator.map(|text| text.parse().unwrap());
+            config.name_accelerator().map(|()| config)
+        };
+        let config = named(&["vendor.com/disk=a", "basalt/accel=opencl"], None).unwrap();
+        assert_eq!(config.accelerator, Some("opencl".parse().unwrap()));
+        assert_eq!(config.cdi_devices, ["vendor.com/disk=a".parse().unwrap()]);
+        let config = named(&["basalt/accel=opencl"], Some("opencl:share=7")).unwrap();
+        assert_eq!(config.accelerator.unwrap().share, Some(7));
+        assert!(!config.has_devices());
+        for (names, accelerator, part) in [
+            (&["basalt/accel=opencl"][..], Some("null"), "one accelerator"),
+            (&["basalt/accel=opencl", "basalt/accel=null"], None, "basalt/accel=null"),
+            (&["basalt/accel=cuda"], None, "opencl, or null"),
+        ] {
+            let error = named(names, accelerator).unwrap_err().to_string();
+            assert!(error.contains(part), "{error}");
+        }
+    }
 
     #[test]
     fn it_is_read_as_it_is_written() {

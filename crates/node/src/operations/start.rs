@@ -64,6 +64,7 @@ impl Node {
         building: bool,
         cancel: BorrowedFd<'_>,
     ) -> Result<(Arc<Entry>, Started), Error> {
+        config.name_accelerator()?;
         config.validate()?;
         self.look_names_up(&mut config)?;
         // What follows from the rest is nobody's to say.
