@@ -4,6 +4,7 @@ exception that ends it.
     accelerator.py compute N      N numbers by a kernel, which are right
     accelerator.py call N         N calls that are waited for; prints nanoseconds for each
     accelerator.py busy NS        begins as the others do, and is busy for so long
+    accelerator.py load SECONDS   tells "ready" when its program is built, and has kernels on the device for so long
     accelerator.py survive        tells "ready", computes until there is an error, tells how long that took, and calls anew
 """
 import ctypes as c
@@ -18,6 +19,14 @@ READ_WRITE, COPY_HOST_PTR = 1, 1 << 5
 SOURCE = b"""__kernel void saxpy(float a, __global const float *x, __global float *y) {
     size_t i = get_global_id(0);
     y[i] = a * x[i] + y[i];
+}"""
+
+LOAD = b"""__kernel void load(__global float *y) {
+    size_t i = get_global_id(0);
+    float x = y[i];
+    for (int n = 0; n < 64; n++)
+        x = x * 0.5f + (float)n;
+    y[i] = x;
 }"""
 
 
@@ -68,6 +77,30 @@ class Accelerator:
         check(cl.clEnqueueReadBuffer(self.queue, y_buffer, 1, c.c_size_t(0), size, result, 0, None, None))
         return all(result[i] == 2.0 * i + 1.0 for i in range(n))
 
+    def load(self, seconds):
+        """Always has some kernels on the device, each of which takes some time."""
+        n = 1 << 14
+        size = c.c_size_t(4 * n)
+        buffer = made(cl.clCreateBuffer, self.context, c.c_ulong(READ_WRITE), size, None)
+        source = c.c_char_p(LOAD)
+        program = made(cl.clCreateProgramWithSource, self.context, 1, c.byref(source), None)
+        check(cl.clBuildProgram(program, 1, c.byref(self.device), b"", None, None))
+        kernel = made(cl.clCreateKernel, program, b"load")
+        check(cl.clSetKernelArg(kernel, 0, c.c_size_t(8), c.byref(buffer)))
+        work = c.c_size_t(n)
+
+        def launch(count):
+            for _ in range(count):
+                check(cl.clEnqueueNDRangeKernel(self.queue, kernel, 1, None, c.byref(work), None, 0, None, None))
+            check(cl.clFinish(self.queue))
+
+        # Built for this size of work.
+        launch(1)
+        print("ready", flush=True)
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            launch(8)
+
     def is_refused(self, size):
         """Tells whether so much memory is more than the device has left: CL_MEM_OBJECT_ALLOCATION_FAILURE, CL_INVALID_BUFFER_SIZE."""
         try:
@@ -115,6 +148,8 @@ if sys.argv[1] == "compute":
     print("right")
 elif sys.argv[1] == "call":
     print(Accelerator().call(int(sys.argv[2])))
+elif sys.argv[1] == "load":
+    Accelerator().load(float(sys.argv[2]))
 elif sys.argv[1] == "busy":
     Accelerator()
     end = time.monotonic_ns() + int(sys.argv[2])
