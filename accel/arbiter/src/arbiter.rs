@@ -29,7 +29,7 @@ const TICK: Duration = Duration::from_millis(1);
 /// How often it looks while one has, to see that it has no more.
 const SLOW: Duration = Duration::from_millis(25);
 
-/// Microseconds of each round for a weight of one: long beside what a round costs, short beside what people notice.
+/// Microseconds of each round for the least weight: long beside what a round costs, short beside what people notice.
 const QUANTUM: u32 = 4_000;
 
 /// Why there is no arbiter, or no tenant.
@@ -119,16 +119,25 @@ impl Arbiter {
     /// # Errors
     /// [`ArbiterError::Listen`].
     pub fn admit(&self, name: &str, share: Share, path: &Path) -> Result<(), ArbiterError> {
+        self.admit_on(name, share, || listen(path))
+            .map_err(|source| ArbiterError::Listen {
+                name: name.to_owned(),
+                path: path.to_owned(),
+                source,
+            })
+    }
+
+    /// The same with a socket that whoever calls this makes, which is only asked for where there is no such tenant: a unix socket for
+    /// packets in sequence that listens and does not block.
+    ///
+    /// # Errors
+    /// Those of `listen`.
+    pub fn admit_on<E>(&self, name: &str, share: Share, listen: impl FnOnce() -> Result<OwnedFd, E>) -> Result<(), E> {
         let mut tenants = self.shared.tenants();
         if let Some(tenant) = tenants.get_mut(name) {
             tenant.share = share;
             return Ok(());
         }
-        let listener = listen(path).map_err(|source| ArbiterError::Listen {
-            name: name.to_owned(),
-            path: path.to_owned(),
-            source,
-        })?;
         let tenant = Tenant {
             number: tenants
                 .values()
@@ -136,7 +145,7 @@ impl Arbiter {
                 .max()
                 .unwrap_or_default(),
             share,
-            listener,
+            listener: listen()?,
             server: None,
             used: Duration::ZERO,
         };

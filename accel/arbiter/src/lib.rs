@@ -17,4 +17,4 @@ mod rounds;
 
 pub use arbiter::{Arbiter, ArbiterError, Report};
 pub use gate::{Gate, Refusal};
-pub use rounds::{Credit, Priority, Rounds, Seen, Share};
+pub use rounds::{Credit, DEFAULT_WEIGHT, Priority, Rounds, Seen, Share};

@@ -2,8 +2,11 @@
 //!
 //! ```text
 //!   one tenant awake ──▶ no limit, no rounds
-//!   several ──▶ a round: to each a quantum times its weight ── all that are busy have used theirs, or twice its time is over ──▶ the next
+//!   several ──▶ a round: to each by its weight ── all that are busy have used theirs, or twice its time is over ──▶ the next
 //! ```
+//!
+//! Of the tenants that are busy the one of the least weight has a quantum in a round, and the others as many times that as their weights are
+//! of its, so that only proportions count; where that is more than [`MOST_QUANTA`] for one, all have less.
 //!
 //! What a command took is known when it is over, so a tenant can use more than it has; that is a debt, which its next rounds pay. Low
 //! priority has credit only while no tenant of high priority is busy. Knows no clock, no device and no process: all numbers are given.
@@ -15,6 +18,12 @@ const AWAKE: u64 = 50_000;
 
 /// Rounds whose credit a tenant can save that has work and is slow to use it, as its server gets no CPU.
 const SAVED: i64 = 8;
+
+/// The most that a round gives to a tenant, in quanta: what the others may have to wait for each time, however its weight is beside theirs.
+const MOST_QUANTA: i64 = 25;
+
+/// The weight of a tenant of which nobody says one: some others can have less, and some more.
+pub const DEFAULT_WEIGHT: u32 = 100;
 
 /// Which tenants go first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
@@ -38,7 +47,7 @@ pub struct Share {
 impl Default for Share {
     fn default() -> Self {
         Self {
-            weight: 1,
+            weight: DEFAULT_WEIGHT,
             priority: Priority::High,
         }
     }
@@ -80,14 +89,14 @@ struct Tenant {
 #[derive(Debug)]
 pub struct Rounds {
     tenants: BTreeMap<u64, Tenant>,
-    /// Microseconds for a weight of one.
+    /// Microseconds for the least weight.
     quantum: i64,
     /// When the round began, and how long its credits are together; none while nobody is limited.
     round: Option<(u64, u64)>,
 }
 
 impl Rounds {
-    /// With so many microseconds in each round for a weight of one.
+    /// With so many microseconds in each round for the least weight of those that are busy.
     #[must_use]
     pub fn new(quantum: u32) -> Self {
         Self {
@@ -164,13 +173,13 @@ impl Rounds {
             .collect()
     }
 
-    /// What each may do while no more than one is awake. Whoever wakes up begins before this is asked again: with a round's credit, or, if it
-    /// owes, with none.
+    /// What each may do while no more than one is awake. Whoever wakes up begins before this is asked again: with a quantum, or, if it owes,
+    /// with none.
     fn alone(&self, awake: usize, now: u64) -> Vec<(u64, Credit)> {
         let credit = |tenant: &Tenant| match awake == 0 || tenant.is_awake(now) {
             true => Credit::Unlimited,
             false if tenant.deficit < 0 => Credit::Microseconds(0),
-            false => Credit::Microseconds(u64::try_from(self.quantum * tenant.weight).unwrap_or_default()),
+            false => Credit::Microseconds(self.quantum.unsigned_abs()),
         };
         (self.tenants.iter())
             .map(|(number, tenant)| (*number, credit(tenant)))
@@ -204,16 +213,16 @@ impl Rounds {
 
     /// As many rounds at once as it takes until somebody who has work may go on.
     fn next(&mut self, first: Priority, now: u64) {
-        let quantum = self.quantum;
-        let rounds = |tenant: &Tenant| {
-            let more = quantum.saturating_mul(tenant.weight);
-            (-tenant.deficit.min(0)) / more + 1
-        };
         let of = |tenant: &&Tenant| tenant.priority >= first && tenant.seen.busy;
+        let each = Each::of(
+            self.quantum,
+            self.tenants.values().filter(of).map(|tenant| tenant.weight),
+        );
+        let rounds = |tenant: &Tenant| (-tenant.deficit.min(0)) / each.credit(tenant.weight) + 1;
         let rounds = self.tenants.values().filter(of).map(rounds).min().unwrap_or(1);
         let mut length = 0_u64;
         for tenant in self.tenants.values_mut().filter(|tenant| tenant.priority >= first) {
-            let most = quantum.saturating_mul(tenant.weight);
+            let most = each.credit(tenant.weight);
             let more = most.saturating_mul(rounds);
             // A round that ended by its time has left credit to one that has work, which is its to catch up with.
             let kept = if tenant.seen.busy { most * SAVED } else { 0 };
@@ -223,6 +232,37 @@ impl Rounds {
             }
         }
         self.round = Some((now, length));
+    }
+}
+
+/// What a round gives: so many microseconds for so much weight.
+#[derive(Debug, Clone, Copy)]
+struct Each {
+    microseconds: i64,
+    weight: i64,
+    most: i64,
+}
+
+impl Each {
+    /// To tenants of these weights.
+    fn of(quantum: i64, weights: impl Iterator<Item = i64> + Clone) -> Self {
+        let least = weights.clone().min().unwrap_or(1);
+        let greatest = weights.max().unwrap_or(1);
+        let most = quantum.saturating_mul(MOST_QUANTA);
+        let (microseconds, weight) = match greatest > least.saturating_mul(MOST_QUANTA) {
+            true => (most, greatest),
+            false => (quantum, least),
+        };
+        Self {
+            microseconds,
+            weight,
+            most,
+        }
+    }
+
+    /// To a tenant of this weight, which may be one that is not busy and has another weight than all that are.
+    fn credit(self, weight: i64) -> i64 {
+        (self.microseconds.saturating_mul(weight) / self.weight).clamp(1, self.most)
     }
 }
 

@@ -168,15 +168,19 @@ impl Server {
         })
     }
 
-    /// Tells what it has done, in one line of JSON, to whoever connects there.
+    /// Tells what it has done, in one line of JSON, to whoever connects there; and how many processes have served there before this one.
     ///
     /// # Errors
     ///
     /// [`ServerError::Thread`].
-    pub fn tell_stats(self: &Arc<Self>, listener: UnixListener) -> Result<(), ServerError> {
+    pub fn tell_stats(self: &Arc<Self>, listener: UnixListener, restarts: u64) -> Result<(), ServerError> {
         let server = Arc::clone(self);
         let tell = move || {
-            if let Err(error) = stats::tell(&listener, || server.stats()) {
+            let stats = || Stats {
+                restarts,
+                ..server.stats()
+            };
+            if let Err(error) = stats::tell(&listener, stats) {
                 log::error!("nobody is told statistics any more: {error}");
             }
         };

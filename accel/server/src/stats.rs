@@ -22,6 +22,8 @@ pub struct Stats {
     pub version: u32,
     /// Who carries calls out.
     pub backend: String,
+    /// Processes that have served before this one, and have ended; all else here is of this one alone.
+    pub restarts: u64,
     /// Processes that are connected.
     pub clients: Vec<ClientStats>,
     /// Objects that there are, by their types in C.
@@ -101,6 +103,7 @@ impl Stats {
         Self {
             version: 1,
             backend: backend.name().to_owned(),
+            restarts: 0,
             clients: clients.map(client).collect(),
             objects: (Sort::ALL.into_iter())
                 .map(|sort| (sort.c_type(), backend.census.count(sort)))

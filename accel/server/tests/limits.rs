@@ -340,7 +340,9 @@ fn a_server_that_is_alone_is_not_held_up() {
 fn whoever_asks_is_told_in_one_line() {
     let (directory, path, server) = start_with(Backend::null(), &memory(1 << 30));
     let control = directory.path().join("control");
-    server.tell_stats(Server::listen_for_stats(&control).unwrap()).unwrap();
+    server
+        .tell_stats(Server::listen_for_stats(&control).unwrap(), 3)
+        .unwrap();
     assert_eq!(std::fs::metadata(&control).unwrap().permissions().mode() & 0o777, 0o600);
     let (_connection, mut thread) = first_thread(&path);
     let (context, _) = thread.set_up();
@@ -364,6 +366,7 @@ fn whoever_asks_is_told_in_one_line() {
     assert!(line.ends_with('\n') && line.lines().count() == 1, "{line}");
     for part in [
         r#""version":1"#,
+        r#""restarts":3"#,
         r#""backend":"null""#,
         r#""transport":"bell","threads":2,"arena":16777216"#,
         r#""cl_context":1,"cl_mem":1"#,

@@ -25,7 +25,7 @@ use rustix::process::{Pid, Signal, WaitOptions, waitpid};
 use wire::{FrameReader, FrameWriter};
 
 use crate::confine::{self, Confined};
-use crate::options::{GuestFds, Options};
+use crate::options::{ARBITER, GuestFds, Options};
 
 /// What the library's length is made a multiple of: with another version of it the slots are where they were.
 const DRIVER_UNIT: u64 = 4 << 20;
@@ -45,6 +45,10 @@ pub(crate) struct Inherited {
     save: Option<UnixListener>,
     /// The state that it goes on from.
     restore: Option<File>,
+    /// The directory of an arbiter's socket. None where there is none, and where it has become a mount of the jail's.
+    arbiter: Option<OwnedFd>,
+    /// Where statistics are told.
+    control: Option<UnixListener>,
 }
 
 impl Inherited {
@@ -63,12 +67,24 @@ impl Inherited {
                 .map(|fd| take("--restore-fd", fd))
                 .transpose()?
                 .map(Into::into),
+            arbiter: fds.arbiter.map(|number| take("--arbiter-fd", number)).transpose()?,
+            control: (fds.control)
+                .map(|number| take("--control-fd", number))
+                .transpose()?
+                .map(UnixListener::from),
         })
     }
 
-    /// The socket, for a jail, which has it at [`confine::VSOCK`].
-    pub(crate) fn take_vsock(&mut self) -> Option<OwnedFd> {
-        self.vsock.take()
+    /// What is mounted in a jail, and where it is there.
+    pub(crate) fn take_mounts(&mut self) -> Vec<(OwnedFd, &'static str)> {
+        let mounts = [(self.vsock.take(), confine::VSOCK), (self.arbiter.take(), ARBITER)];
+        let there = mounts.into_iter().filter_map(|(mount, at)| Some((mount?, at)));
+        there.collect()
+    }
+
+    /// Where statistics are told.
+    pub(crate) fn take_control(&mut self) -> Option<UnixListener> {
+        self.control.take()
     }
 }
 
@@ -125,7 +141,7 @@ fn make_file_system(window: &File, driver: &mut File, size: u64) -> Result<Vec<S
     Ok(layout.slots().iter().map(slot).collect())
 }
 
-/// Has processes serve, for ever. Everything that was decided for this one counts for them.
+/// Has processes serve, for ever; each tells how many there were before it. Everything that was decided for this one counts for them.
 pub(crate) fn supervise(
     (options, control): (&Options, Option<&UnixListener>),
     inherited: &Inherited,
@@ -133,9 +149,10 @@ pub(crate) fn supervise(
     confined: Option<&Confined>,
 ) -> Result<()> {
     let mut restore = inherited.restore.as_ref();
-    loop {
+    for restarts in 0.. {
         let begun = Instant::now();
         let Some(child) = fork().context("no process to serve the guest")? else {
+            let control = control.map(|control| (control, restarts));
             return serve((options, control), inherited, slots, restore);
         };
         let status = loop {
@@ -164,6 +181,7 @@ pub(crate) fn supervise(
         }
         std::thread::sleep(PAUSE.saturating_sub(begun.elapsed()));
     }
+    bail!("no number is left for another process that serves")
 }
 
 /// Another process like this one, which ends when this one does; `None` in that process.
@@ -191,7 +209,7 @@ fn slots_of(inherited: &Inherited, slots: &[Slot], options: &Options) -> Result<
 }
 
 fn serve(
-    (options, control): (&Options, Option<&UnixListener>),
+    (options, control): (&Options, Option<(&UnixListener, u64)>),
     inherited: &Inherited,
     slots: &[Slot],
     restore: Option<&File>,

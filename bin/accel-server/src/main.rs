@@ -30,25 +30,29 @@ fn serve(options: &Options) -> Result<()> {
                 // The socket's path is one of the host's, which a jail does not have.
                 Some(jail) => {
                     let listener = Server::listen(socket)?;
-                    confine::enter(jail, options.library.as_deref(), options.arena, None)?;
+                    confine::enter(jail, options.library.as_deref(), options.arena, Vec::new())?;
                     (backend(options)?, listener)
                 }
             };
             log::info!("{} is served on {}", backend.name(), socket.display());
-            Ok(server(options, backend, control.as_ref())?.serve(listener)?)
+            let control = control.as_ref().map(|control| (control, 0));
+            Ok(server(options, backend, control)?.serve(listener)?)
         }
         Place::Guest(fds) => {
             // First of all: it relies on nothing else being open.
             let mut inherited = Inherited::take(*fds)?;
             observe::logger::init("basalt-accel-server: ", options.log_level)?;
-            let control = control(options)?;
+            let control = match inherited.take_control() {
+                Some(listener) => Some(listener),
+                None => control(options)?,
+            };
             let confined = match &options.jail {
                 Some(jail) => Some(confine::enter(
                     jail,
                     options.library.as_deref(),
                     // That is the machine's, and is there.
                     ByteSize(0),
-                    inherited.take_vsock(),
+                    inherited.take_mounts(),
                 )?),
                 None => None,
             };
@@ -64,11 +68,11 @@ fn control(options: &Options) -> Result<Option<UnixListener>> {
     Ok(listener.transpose()?)
 }
 
-/// A server with its limits, which tells statistics if it is to.
-fn server(options: &Options, backend: Backend, control: Option<&UnixListener>) -> Result<Arc<Server>> {
+/// A server with its limits, which tells statistics if it is to, and how many served before it.
+fn server(options: &Options, backend: Backend, control: Option<(&UnixListener, u64)>) -> Result<Arc<Server>> {
     let server = Arc::new(Server::with_limits(backend, options.settings(), &options.limits)?);
-    if let Some(control) = control {
-        server.tell_stats(control.try_clone()?)?;
+    if let Some((control, restarts)) = control {
+        server.tell_stats(control.try_clone()?, restarts)?;
     }
     Ok(server)
 }

@@ -30,6 +30,9 @@ Usage: basalt-accel-server --socket PATH --backend opencl|null [--library PATH] 
   --save-fd FD       with it: a unix socket that listens; whoever connects there can have all of its state written
   --restore-fd FD    with it: such a state, which is gone on from: the window gets the bytes of then; \"restored\" and a line feed is
                      said to --ready-fd behind \"known\", or \"lost\", the reason and a line feed
+  --arbiter-fd FD    with it, in place of --arbiter: the directory of the arbiter's socket, which is called \"socket\" there; with
+                     --jail it is a mount that is nowhere yet
+  --control-fd FD    with it, in place of --control: a unix socket that listens; time is measured if there is an arbiter
   --pinned           with it: the machine has the window's pages pinned, so that they are zeroed in place of given back
   --backend NAME     opencl: a library of this host carries calls out; null: nobody does, for measuring and tests
   --library PATH     with opencl: the library, libOpenCL.so.1; the drivers that it finds are those of OCL_ICD_VENDORS
@@ -73,6 +76,10 @@ pub(crate) enum Place {
     Guest(GuestFds),
 }
 
+/// Where the directory of an inherited arbiter's socket is in a jail, and what the socket is called there.
+pub(crate) const ARBITER: &str = "/run/arbiter";
+const ARBITER_SOCKET: &str = "socket";
+
 /// Descriptors that were inherited, by their numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct GuestFds {
@@ -82,6 +89,10 @@ pub(crate) struct GuestFds {
     pub(crate) ready: RawFd,
     pub(crate) save: Option<RawFd>,
     pub(crate) restore: Option<RawFd>,
+    /// The directory of an arbiter's socket.
+    pub(crate) arbiter: Option<RawFd>,
+    /// Where statistics are told.
+    pub(crate) control: Option<RawFd>,
 }
 
 /// What the server is started with.
@@ -133,7 +144,7 @@ pub(crate) fn parse() -> Result<Command> {
 fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
     use lexopt::prelude::*;
     let (mut socket, mut backend, mut library) = (None, None, None);
-    let mut guest = [None; 4];
+    let mut guest = [None; 6];
     let (mut save, mut restore) = (None, None);
     let mut arena = ByteSize(256 << 20);
     let mut threads = 32;
@@ -151,6 +162,8 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
             Long("ready-fd") => guest[3] = Some(parser.value()?.parse()?),
             Long("save-fd") => save = Some(parser.value()?.parse()?),
             Long("restore-fd") => restore = Some(parser.value()?.parse()?),
+            Long("arbiter-fd") => guest[4] = Some(parser.value()?.parse()?),
+            Long("control-fd") => guest[5] = Some(parser.value()?.parse()?),
             Long("backend") => backend = Some(parser.value()?.string()?),
             Long("library") => library = Some(PathBuf::from(parser.value()?)),
             Long("arena") => arena = parser.value()?.parse()?,
@@ -199,9 +212,13 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
     }
     // Whoever asks wants to know.
     limits.measures_time = control.is_some();
+    let place = place(socket, guest, [save, restore])?;
+    if let Place::Guest(fds) = &place {
+        inherit(fds, (&mut limits, control.as_deref()), jail.is_some())?;
+    }
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     Ok(Command::Serve(Box::new(Options {
-        place: place(socket, guest, [save, restore])?,
+        place,
         library,
         arena,
         threads,
@@ -229,6 +246,24 @@ fn directory(arbiter: &Path) -> Result<PathBuf> {
     directory.map(Path::to_owned)
 }
 
+/// What comes by descriptors in place of paths.
+fn inherit(fds: &GuestFds, (limits, control): (&mut TenantLimits, Option<&Path>), jailed: bool) -> Result<()> {
+    if fds.control.is_some() && control.is_some() {
+        bail!("--control and --control-fd are two places for the same: leave one out");
+    }
+    let Some(number) = fds.arbiter else { return Ok(()) };
+    if limits.arbiter.is_some() {
+        bail!("--arbiter and --arbiter-fd are two arbiters: leave one out");
+    }
+    // A socket is connected to by a path, which this is of a descriptor (proc(5), /proc/PID/fd).
+    let directory = match jailed {
+        true => ARBITER.into(),
+        false => PathBuf::from(format!("/proc/self/fd/{number}")),
+    };
+    limits.arbiter = Some(directory.join(ARBITER_SOCKET));
+    Ok(())
+}
+
 fn check(limits: &TenantLimits) -> Result<()> {
     if limits.memory == Some(0) {
         bail!("--memory 0: a client could do nothing; give what it may have, such as 2g");
@@ -239,24 +274,31 @@ fn check(limits: &TenantLimits) -> Result<()> {
     }
 }
 
-fn place(socket: Option<PathBuf>, guest: [Option<RawFd>; 4], [save, restore]: [Option<RawFd>; 2]) -> Result<Place> {
+fn place(socket: Option<PathBuf>, guest: [Option<RawFd>; 6], [save, restore]: [Option<RawFd>; 2]) -> Result<Place> {
     match (socket, guest) {
         (Some(_), _) if save.is_some() || restore.is_some() => {
             bail!("--save-fd and --restore-fd are for clients in a virtual machine: leave them out with --socket")
         }
-        (Some(socket), [None, None, None, None]) => Ok(Place::Host(socket)),
-        (None, [Some(vsock), Some(window), Some(driver), Some(ready)]) => Ok(Place::Guest(GuestFds {
-            vsock,
-            window,
-            driver,
-            ready,
-            save,
-            restore,
-        })),
-        (None, [None, None, None, None]) => {
+        (Some(socket), [None, None, None, None, None, None]) => Ok(Place::Host(socket)),
+        (None, [Some(vsock), Some(window), Some(driver), Some(ready), arbiter, control]) => {
+            Ok(Place::Guest(GuestFds {
+                vsock,
+                window,
+                driver,
+                ready,
+                save,
+                restore,
+                arbiter,
+                control,
+            }))
+        }
+        (None, [None, None, None, None, None, None]) => {
             bail!("--socket is missing: the path that clients connect to; --help shows examples")
         }
-        _ => bail!("give --socket alone, or --vsock-fd, --window-fd, --driver-fd and --ready-fd together"),
+        _ => bail!(
+            "give --socket alone, or --vsock-fd, --window-fd, --driver-fd and --ready-fd together, which --arbiter-fd and --control-fd \
+             need"
+        ),
     }
 }
 
@@ -306,6 +348,37 @@ mod tests {
             parsed(&jailed).unwrap().jail.unwrap().read_only,
             [PathBuf::from("/run/share/one")]
         );
+    }
+
+    #[test]
+    fn an_arbiter_and_statistics_can_come_by_descriptors() {
+        let guest = [
+            "--backend=null",
+            "--vsock-fd=3",
+            "--window-fd=4",
+            "--driver-fd=5",
+            "--ready-fd=6",
+        ];
+        let with = |more: &[&str]| parsed(&[&guest[..], more].concat());
+        let options = with(&["--arbiter-fd=7", "--control-fd=8"]).unwrap();
+        let Place::Guest(fds) = options.place else {
+            panic!("{options:?}")
+        };
+        assert_eq!((fds.arbiter, fds.control), (Some(7), Some(8)));
+        assert_eq!(options.limits.arbiter, Some("/proc/self/fd/7/socket".into()));
+        assert!(!options.limits.measures_time, "that is what the arbiter is for");
+        let options = with(&["--arbiter-fd=7", "--jail"]).unwrap();
+        assert_eq!(options.limits.arbiter, Some("/run/arbiter/socket".into()));
+        assert!(options.jail.unwrap().read_only.is_empty(), "it is a mount of its own");
+        for (words, part) in [
+            (&["--arbiter-fd=7", "--arbiter=a"][..], "two arbiters"),
+            (&["--control-fd=7", "--control=a"], "leave one out"),
+        ] {
+            let error = format!("{:#}", with(words).unwrap_err());
+            assert!(error.contains(part), "{words:?}: {error}");
+        }
+        let error = parsed(&["--socket=a", "--backend=null", "--arbiter-fd=7"]).unwrap_err();
+        assert!(error.to_string().contains("--ready-fd together"), "{error}");
     }
 
     #[test]

@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 use std::fs::{self, File, Permissions};
 use std::io::{BufRead, BufReader, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
@@ -332,6 +332,21 @@ fn dialled(listener: &UnixListener) -> UnixStream {
     stream
 }
 
+/// What a node's daemon gives a server beside that: a mount of the directory of its arbiter's socket, to which no path leads, and a socket
+/// where statistics are told, which nobody else can connect to.
+fn shared(directory: &Path, identity: Identity) -> (PathBuf, OwnedFd, UnixListener) {
+    let share = directory.join("hidden/arbiter");
+    fs::create_dir(&share).unwrap();
+    fs::set_permissions(&share, Permissions::from_mode(0o700)).unwrap();
+    rustix::fs::chown(&share, Some(Uid::from_raw(identity.uid)), None).unwrap();
+    let open = rustix::fs::open(&share, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
+    let mount = host::share::read_only(open.as_fd(), &share).unwrap();
+    let control = directory.join("hidden/control");
+    let listener = UnixListener::bind(&control).unwrap();
+    fs::set_permissions(&control, Permissions::from_mode(0o600)).unwrap();
+    (share.join("socket"), mount, listener)
+}
+
 /// Leaves files where only users of the server's namespace can, of whom this user is none.
 fn leave_something(server: u32) {
     let script = "mkdir -p /tmp/pocl/kernel && echo program > /tmp/pocl/kernel/program.bc && ln -s /usr /tmp/link";
@@ -356,27 +371,54 @@ fn a_guest_is_served_from_a_jail_again_and_again() {
         "--window-fd=4",
         "--driver-fd=5",
         "--ready-fd=6",
+        "--arbiter-fd=7",
+        "--control-fd=8",
         "--backend=null",
     ];
+    let (share, share_mount, statistics) = shared(directory.path(), identity);
+    let control = share.parent().unwrap().with_file_name("control");
     // A socket that is still where it was cannot be taken along, and it says so.
-    let wrong = [socket.as_fd(), window.as_fd(), driver.as_fd(), end.as_fd()];
+    let more = [
+        window.as_fd(),
+        driver.as_fd(),
+        end.as_fd(),
+        share_mount.as_fd(),
+        statistics.as_fd(),
+    ];
+    let wrong = [&[socket.as_fd()][..], &more].concat();
     let text = Jailed::with(identity, &flags, &wrong).ended_by_itself();
     assert!(
         text.contains("no file system tree") && text.contains("/run/vsock"),
         "{text}"
     );
 
-    let descriptors = [mount.as_fd(), window.as_fd(), driver.as_fd(), end.as_fd()];
+    let descriptors = [&[mount.as_fd()][..], &more].concat();
     let server = Jailed::with(identity, &flags, &descriptors);
-    drop(end);
+    drop((end, statistics));
     let mut said = [0; 6];
     ready.read_exact(&mut said).unwrap();
     assert_eq!(&said, b"ready\n");
     ready.write_all(b"known\n").unwrap();
     is_confined(&server, identity, FILE_OF_GUEST);
-    only(&names(&server, "/run"), &["vsock"]);
-    for _ in 0..2 {
+    only(&names(&server, "/run"), &["arbiter", "vsock"]);
+    for restarts in 0..2 {
         let stream = dialled(&listener);
+        // An arbiter that comes later is found, and each process that serves tells of those before it.
+        let arbiter = Arbiter::start().unwrap();
+        arbiter.admit("one", Share::default(), &share).unwrap();
+        rustix::fs::chown(&share, Some(Uid::from_raw(identity.uid)), None).unwrap();
+        let begin = Instant::now();
+        while !arbiter.report()["one"].is_connected {
+            assert!(begin.elapsed() < MOST, "nobody asks the arbiter");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let mut line = String::new();
+        UnixStream::connect(&control)
+            .unwrap()
+            .read_to_string(&mut line)
+            .unwrap();
+        assert!(line.contains(&format!(r#""restarts":{restarts},"#)), "{line}");
+        assert!(line.contains(r#""is_shared":true"#), "{line}");
         // What the last one had compiled is gone.
         let room = server.file("root/tmp");
         assert_eq!(fs::read_dir(&room).unwrap().count(), 0);

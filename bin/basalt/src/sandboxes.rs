@@ -66,6 +66,7 @@ fn state(sandbox: &Sandbox) -> String {
         (State::Exited, Some(ended)) => format!("exited ({})", ended.exit_code()),
         (state, _) => match sandbox.pause_reason {
             Some(reason) => format!("{state} ({reason})"),
+            None if sandbox.accelerator_ended.is_some() => format!("{state} (accelerator ended)"),
             None => match sandbox.memory_state.as_ref().and_then(memory::notes) {
                 Some(notes) => format!("{state} ({notes})"),
                 None => state.to_string(),

@@ -4,8 +4,10 @@
 use std::fmt;
 use std::str::FromStr;
 
-use base::ByteSize;
+use base::{ByteSize, CdiName};
 use serde::{Deserialize, Serialize};
+
+use crate::config::{ConfigError, SandboxConfig};
 
 /// Memory that a guest and its server share, if nobody says how much; and the least and the most.
 pub const WINDOW: ByteSize = ByteSize::mib(256);
@@ -22,6 +24,13 @@ fn default_memory() -> ByteSize {
 
 /// What calls, programs' sources and binaries take of its state at most.
 const MOST_OF_PROGRAMS: u64 = 1 << 30;
+
+/// Its part of the accelerator's time, if nobody says which, and the most.
+pub const SHARE: u32 = 100;
+const MOST_SHARE: u32 = 1000;
+
+/// The kind of names of the Container Device Interface that stand for accelerators, without a file that says so.
+pub const CDI_KIND: &str = "basalt/accel";
 
 /// What a window is a multiple of.
 const WINDOW_UNIT: u64 = 2 << 20;
@@ -46,6 +55,16 @@ pub enum AcceleratorTransport {
     Bell,
 }
 
+/// Which of several sandboxes goes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AcceleratorPriority {
+    /// Has the accelerator while no sandbox of high priority has work for it.
+    Low,
+    /// Goes first, beside others of high priority by their shares.
+    High,
+}
+
 /// An accelerator of a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -57,6 +76,13 @@ pub struct Accelerator {
     /// The most memory of the accelerator that its programs may have together; they see that much.
     #[serde(default = "default_memory")]
     pub memory: ByteSize,
+    /// Its part of the accelerator's time beside other sandboxes that have work for it, [`SHARE`] if it is not said: two with 100 and 300
+    /// have a quarter and three quarters.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub share: Option<u32>,
+    /// Whether it goes first, which it does if it is not said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub priority: Option<AcceleratorPriority>,
     /// How calls travel, whatever server and programs would choose.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transport: Option<AcceleratorTransport>,
@@ -73,7 +99,8 @@ pub enum AcceleratorError {
     Api(String),
     /// Not a setting.
     #[error(
-        "{0:?} is no setting of an accelerator: write opencl[:memory=SIZE,window=SIZE,transport=spin|bell,poll=MICROSECONDS]"
+        "{0:?} is no setting of an accelerator: write opencl[:memory=SIZE,share=1..{MOST_SHARE},priority=low|high,window=SIZE,\
+         transport=spin|bell,poll=MICROSECONDS]"
     )]
     Setting(String),
     /// Too small, too large, or not a multiple of 2 MiB.
@@ -82,6 +109,17 @@ pub enum AcceleratorError {
     /// Too little for anything.
     #[error("{0} are no memory of an accelerator: give at least {LEAST_MEMORY}")]
     Memory(ByteSize),
+    /// None, or more than all others together should ever have.
+    #[error(
+        "a share of {0} of an accelerator's time cannot be: give 1 to {MOST_SHARE}; {SHARE} is what sandboxes have without one"
+    )]
+    Share(u32),
+    /// Of an accelerator that takes no time.
+    #[error("null carries out nothing, so that there is no time to divide: leave share and priority out")]
+    NothingToShare,
+    /// A name for one, beside another one.
+    #[error("a sandbox has one accelerator: leave `{0}` or --accel out, or say the same API with both")]
+    Two(CdiName),
     /// A machine that none can be given to.
     #[error(
         "a sandbox whose memory is not translated can have no accelerator, as that shares memory with its host: leave --accel or --memory-mode identity out"
@@ -93,11 +131,25 @@ pub enum AcceleratorError {
 }
 
 impl Accelerator {
+    /// What a name of the Container Device Interface stands for, if it is of [`CDI_KIND`].
+    ///
+    /// # Errors
+    /// There is no such accelerator.
+    pub fn named(name: &CdiName) -> Option<Result<Self, AcceleratorError>> {
+        (name.kind().to_string() == CDI_KIND).then(|| name.name().parse())
+    }
+
     /// Checks its numbers.
     ///
     /// # Errors
-    /// [`AcceleratorError::Window`], [`AcceleratorError::Memory`].
+    /// [`AcceleratorError::Window`], [`AcceleratorError::Memory`], [`AcceleratorError::Share`], [`AcceleratorError::NothingToShare`].
     pub fn validate(&self) -> Result<(), AcceleratorError> {
+        if self.api == AcceleratorApi::Null && (self.share.is_some() || self.priority.is_some()) {
+            return Err(AcceleratorError::NothingToShare);
+        }
+        if let Some(share) = self.share.filter(|share| !(1..=MOST_SHARE).contains(share)) {
+            return Err(AcceleratorError::Share(share));
+        }
         let sound =
             (LEAST_WINDOW..=MOST_WINDOW).contains(&self.window) && self.window.bytes().is_multiple_of(WINDOW_UNIT);
         match sound {
@@ -119,6 +171,25 @@ impl Accelerator {
     }
 }
 
+impl SandboxConfig {
+    /// Names of the Container Device Interface that stand for an accelerator are it, and no devices. Where it is asked for otherwise as
+    /// well, what is said of it there counts.
+    ///
+    /// # Errors
+    /// [`ConfigError::Accelerator`].
+    pub fn name_accelerator(&mut self) -> Result<(), ConfigError> {
+        for name in std::mem::take(&mut self.cdi_devices) {
+            match (Accelerator::named(&name).transpose()?, self.accelerator) {
+                (None, _) => self.cdi_devices.push(name),
+                (Some(named), None) => self.accelerator = Some(named),
+                (Some(named), Some(other)) if named.api == other.api => (),
+                (Some(_), Some(_)) => return Err(AcceleratorError::Two(name).into()),
+            }
+        }
+        Ok(())
+    }
+}
+
 impl fmt::Display for AcceleratorApi {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
@@ -137,10 +208,25 @@ impl fmt::Display for AcceleratorTransport {
     }
 }
 
+impl fmt::Display for AcceleratorPriority {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Low => "low",
+            Self::High => "high",
+        })
+    }
+}
+
 impl fmt::Display for Accelerator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (window, memory) = (self.window.bytes(), self.memory.bytes());
         write!(f, "{}:window={window},memory={memory}", self.api)?;
+        if let Some(share) = self.share {
+            write!(f, ",share={share}")?;
+        }
+        if let Some(priority) = self.priority {
+            write!(f, ",priority={priority}")?;
+        }
         if let Some(transport) = self.transport {
             write!(f, ",transport={transport}")?;
         }
@@ -162,6 +248,8 @@ impl FromStr for Accelerator {
             api,
             window: WINDOW,
             memory: MEMORY,
+            share: None,
+            priority: None,
             transport: None,
             poll_us: None,
         };
@@ -170,6 +258,9 @@ impl FromStr for Accelerator {
             match setting.split_once('=').ok_or_else(wrong)? {
                 ("window", size) => accelerator.window = size.parse().map_err(|_| wrong())?,
                 ("memory", size) => accelerator.memory = size.parse().map_err(|_| wrong())?,
+                ("share", share) => accelerator.share = Some(share.parse().map_err(|_| wrong())?),
+                ("priority", "low") => accelerator.priority = Some(AcceleratorPriority::Low),
+                ("priority", "high") => accelerator.priority = Some(AcceleratorPriority::High),
                 ("transport", "spin") => accelerator.transport = Some(AcceleratorTransport::Spin),
                 ("transport", "bell") => accelerator.transport = Some(AcceleratorTransport::Bell),
                 ("poll", micros) => accelerator.poll_us = Some(micros.parse().map_err(|_| wrong())?),
@@ -184,6 +275,31 @@ impl FromStr for Accelerator {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::tests::config;
+
+    #[test]
+    fn a_name_can_stand_for_an_accelerator() {
+        let named = |names: &[&str], accelerator: Option<&str>| {
+            let mut config = config();
+            config.cdi_devices = names.iter().map(|name| name.parse().unwrap()).collect();
+            config.accelerator = accelerator.map(|text| text.parse().unwrap());
+            config.name_accelerator().map(|()| config)
+        };
+        let config = named(&["vendor.com/disk=a", "basalt/accel=opencl"], None).unwrap();
+        assert_eq!(config.accelerator, Some("opencl".parse().unwrap()));
+        assert_eq!(config.cdi_devices, ["vendor.com/disk=a".parse().unwrap()]);
+        let config = named(&["basalt/accel=opencl"], Some("opencl:share=7")).unwrap();
+        assert_eq!(config.accelerator.unwrap().share, Some(7));
+        assert!(!config.has_devices());
+        for (names, accelerator, part) in [
+            (&["basalt/accel=opencl"][..], Some("null"), "one accelerator"),
+            (&["basalt/accel=opencl", "basalt/accel=null"], None, "basalt/accel=null"),
+            (&["basalt/accel=cuda"], None, "opencl, or null"),
+        ] {
+            let error = named(names, accelerator).unwrap_err().to_string();
+            assert!(error.contains(part), "{error}");
+        }
+    }
 
     #[test]
     fn it_is_read_as_it_is_written() {
@@ -191,7 +307,13 @@ mod tests {
         assert_eq!((plain.api, plain.window), (AcceleratorApi::Opencl, WINDOW));
         let other: Accelerator = "null:memory=2g,window=64m,transport=spin,poll=200".parse().unwrap();
         assert_eq!((other.api, other.window), (AcceleratorApi::Null, ByteSize::mib(64)));
-        for one in [plain, other] {
+        let shared: Accelerator = "opencl:share=300,priority=low".parse().unwrap();
+        assert_eq!(
+            (shared.share, shared.priority),
+            (Some(300), Some(AcceleratorPriority::Low))
+        );
+        assert_eq!((plain.share, plain.priority), (None, None));
+        for one in [plain, other, shared] {
             assert_eq!(one.to_string().parse(), Ok(one));
             let json = serde_json::to_string(&one).unwrap();
             assert_eq!(serde_json::from_str::<Accelerator>(&json).unwrap(), one);
@@ -207,6 +329,12 @@ mod tests {
             ("opencl:window=big", "opencl[:memory=SIZE"),
             ("opencl:color=red", "color=red"),
             ("opencl:memory=0", "at least 1 MiB"),
+            ("opencl:share=0", "give 1 to 1000"),
+            ("opencl:share=1001", "give 1 to 1000"),
+            ("opencl:share=half", "share=1..1000"),
+            ("opencl:priority=higher", "priority=low|high"),
+            ("null:share=1", "leave share and priority out"),
+            ("null:priority=low", "leave share and priority out"),
             ("opencl:poll=1ms", "poll=MICROSECONDS"),
             ("opencl:transport=stream", "spin|bell"),
             ("opencl:window=16m", "multiple of 2 MiB"),

@@ -5,6 +5,7 @@
 //! guest's agent, and speaks `agent-api` on it. Knows neither how a daemon works nor what a VMM is.
 
 pub mod accelerator;
+pub mod accelerator_stats;
 pub mod class;
 pub mod client;
 pub mod config;
@@ -27,7 +28,8 @@ pub mod transfer;
 pub mod verify;
 pub mod volume;
 
-pub use accelerator::{Accelerator, AcceleratorApi, AcceleratorError, AcceleratorTransport};
+pub use accelerator::{Accelerator, AcceleratorApi, AcceleratorError, AcceleratorPriority, AcceleratorTransport};
+pub use accelerator_stats::{AcceleratorInfo, AcceleratorMemory, AcceleratorPart, AcceleratorStats, AcceleratorTime};
 pub use class::{Class, Idle};
 pub use client::{Client, ClientError};
 pub use config::{ConfigError, NetworkMode, ProcessConfig, Resources, SandboxConfig, check_name};

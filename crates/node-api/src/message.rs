@@ -7,6 +7,7 @@ use base::{ByteSize, CpuSet};
 use observe::{Span, TraceContext};
 use serde::{Deserialize, Serialize};
 
+use crate::accelerator_stats::{AcceleratorInfo, AcceleratorStats};
 use crate::config::SandboxConfig;
 use crate::device::{Device, DeviceRequest};
 use crate::host_cpu::HostCpu;
@@ -200,6 +201,8 @@ pub enum Request {
         /// How much it is to have, whole pages.
         memory: ByteSize,
     },
+    /// All sandboxes that have an accelerator. Each is an item; then [`Reply::Done`].
+    ListAccelerators,
     /// The host's CPUs. Each is an item; then [`Reply::Done`].
     ListCpus,
     /// Keep CPUs free for sandboxes that will own them. [`Reply::Cpus`].
@@ -308,6 +311,9 @@ pub struct Usage {
     /// How much of its memory, and which of its devices, it has, where memory is plugged or it has devices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_state: Option<Box<MemoryState>>,
+    /// What the server of its accelerator tells, if it has one and that answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accelerator: Option<Box<AcceleratorStats>>,
     /// The VMM had no time to tell its metrics, as while it writes a snapshot: `block`, `network` and `vmm` are not known.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub vmm_busy: bool,
@@ -348,6 +354,8 @@ pub enum EventKind {
     MemoryFailed,
     /// An IOMMU refused DMA of one of its devices; told at most once a minute for each sandbox, `stats` has the number.
     DmaFault,
+    /// The server of its accelerator has ended, and it runs on without: the event, the daemon's log and `inspect` say what to do.
+    AcceleratorEnded,
     /// Its VM is gone.
     Exit,
     /// It was removed.
@@ -367,7 +375,8 @@ pub struct NodeEvent {
     pub name: String,
     /// With an exit: how.
     pub ended: Option<Ended>,
-    /// With `devices-failed`: which device, why, and what to do. With `dma-fault`: which device, and to which address.
+    /// With `devices-failed`: which device, why, and what to do. With `dma-fault`: which device, and to which address. With
+    /// `accelerator-ended`: what to do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
     /// With `devices-present` and `memory-ready`: what there is, how fast it was mapped, and how often its guest waited for that. Nothing where its
@@ -439,6 +448,8 @@ pub enum Item {
     Snapshot(Box<Snapshot>),
     /// Of `list-templates`.
     Template(Box<Template>),
+    /// Of `list-accelerators`.
+    Accelerator(Box<AcceleratorInfo>),
     /// Of `list-cpus`.
     Cpu(HostCpu),
     /// Of `devices`.

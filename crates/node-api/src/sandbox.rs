@@ -127,6 +127,9 @@ pub struct Sandbox {
     /// The process that serves its accelerator.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accelerator: Option<Process>,
+    /// That one has ended, and its machine runs on without an accelerator: why, as far as that is known, and what to do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accelerator_ended: Option<String>,
     /// Its volumes, as they were when its VM was last started.
     #[serde(default)]
     pub volumes: Vec<Mounted>,

@@ -19,6 +19,7 @@ use crate::Error;
 use crate::config::Config;
 use crate::events::Events;
 use crate::operations::follow_dma_faults::FaultWatch;
+use crate::resources::accelerators::Accelerators;
 use crate::resources::budget::Budget;
 use crate::resources::cpus::{OfHost, OwnedCpus};
 use crate::resources::devices::{self, Devices};
@@ -71,6 +72,7 @@ pub struct Node {
     pub(crate) launcher: Arc<dyn Launcher>,
     pub(crate) cpus: Arc<dyn OwnedCpus>,
     pub(crate) devices: Devices,
+    pub(crate) accelerators: Accelerators,
     pub(crate) dma_faults: FaultWatch,
     pub(crate) store: Arc<StateStore>,
     pub(crate) sandboxes: Arc<Sandboxes>,
@@ -200,6 +202,7 @@ impl Node {
             launcher: parts.launcher,
             cpus: parts.cpus,
             devices,
+            accelerators: Accelerators::default(),
             dma_faults: FaultWatch::default(),
             store,
             sandboxes,
@@ -311,6 +314,7 @@ impl Node {
             cgroups: self.cgroups.as_ref(),
             cpus: &*self.cpus,
             devices: &self.devices,
+            accelerators: &self.accelerators,
             network: &self.network,
             paths: &self.paths,
             store: &self.store,

@@ -74,6 +74,7 @@ pub(crate) fn stored(id: &str, name: &str) -> Stored {
             ended: None,
             vmm: None,
             accelerator: None,
+            accelerator_ended: None,
             volumes: Vec::new(),
             restarts: 0,
             clone_of: None,

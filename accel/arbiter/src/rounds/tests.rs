@@ -137,6 +137,37 @@ fn saturating_tenants_have_their_shares_whatever_their_commands_are() {
 }
 
 #[test]
+fn only_proportions_of_weights_count() {
+    for (loads, expected) in [
+        (vec![Load::always(100, 1000), Load::always(300, 1000)], vec![250, 750]),
+        (vec![Load::always(1000, 1000), Load::always(1000, 3000)], vec![500, 500]),
+        (vec![Load::always(10, 2000), Load::always(1000, 500)], vec![10, 990]),
+    ] {
+        let got = run(&loads, 20 * SECOND);
+        for (part, expected) in parts(&got).into_iter().zip(expected) {
+            near(part, expected, 10);
+        }
+        let used: u64 = got.iter().map(|got| got.used).sum();
+        assert!(used > 93 * 2 * SECOND / 10, "{used}");
+    }
+}
+
+#[test]
+fn a_great_weight_makes_others_wait_for_a_tenth_of_a_second_at_most() {
+    let of = |weights: &[i64]| {
+        let each = Each::of(QUANTUM.into(), weights.iter().copied());
+        weights.iter().map(|weight| each.credit(*weight)).collect::<Vec<_>>()
+    };
+    assert_eq!(of(&[100, 100]), [4000, 4000]);
+    assert_eq!(of(&[1, 3]), of(&[300, 900]));
+    assert_eq!(of(&[1, 25]), [4000, 100_000]);
+    assert_eq!(of(&[1, 1000]), [100, 100_000]);
+    // Of one that is not busy yet, and has a weight that no busy one has.
+    assert_eq!(Each::of(QUANTUM.into(), [1, 2].into_iter()).credit(1000), 100_000);
+    assert_eq!(Each::of(QUANTUM.into(), [1000].into_iter()).credit(0), 1);
+}
+
+#[test]
 fn who_uses_less_than_its_share_leaves_the_rest_and_waits_for_one_command() {
     let small = Load {
         thinks: 9_000,

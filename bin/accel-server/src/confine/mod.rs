@@ -69,8 +69,13 @@ const VENDORS: &str = "OCL_ICD_VENDORS";
 
 /// Confines this process for good; while it has one thread, and before it has read anything of a client or loaded a
 /// driver. `library` is what carries calls out, which may lie anywhere, as what [`VENDORS`] names may. `window` is
-/// how much memory it makes for a client to share, at most. `vsock` is a mount that is nowhere, of the socket by which a VMM connects to its guest.
-pub(crate) fn enter(jail: &Jail, library: Option<&Path>, window: ByteSize, vsock: Option<OwnedFd>) -> Result<Confined> {
+/// how much memory it makes for a client to share, at most. `mounts` are nowhere yet, and go to these paths.
+pub(crate) fn enter(
+    jail: &Jail,
+    library: Option<&Path>,
+    window: ByteSize,
+    mounts: Vec<(OwnedFd, &str)>,
+) -> Result<Confined> {
     let devices = !jail.devices.is_empty();
     let scratch = Scratch {
         at: SCRATCH.into(),
@@ -82,8 +87,8 @@ pub(crate) fn enter(jail: &Jail, library: Option<&Path>, window: ByteSize, vsock
     }
     root = jail.read_only.iter().fold(root, Root::read_only);
     root = jail.devices.iter().fold(root, Root::device);
-    if let Some(vsock) = vsock {
-        root = root.mount(vsock, VSOCK);
+    for (mount, at) in mounts {
+        root = root.mount(mount, at);
     }
     // Executed from a descriptor, it has that one's number for a name.
     rustix::thread::set_name(c"basalt-accel-se").context("naming the process")?;

@@ -5,6 +5,6 @@ use clap::Subcommand;
 /// `basalt accel ...`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum AccelVerb {
-    /// List the sandboxes that have an accelerator, and the processes that serve them.
+    /// List the sandboxes that have an accelerator: what they have of its memory and time, and the processes that serve them.
     Ls,
 }

@@ -398,9 +398,11 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "MODE", default_value_t)]
     pub(crate) memory_mode: MemoryMode,
 
-    /// An accelerator of the host's by forwarded calls: opencl[:memory=SIZE,window=SIZE,transport=spin|bell,poll=MICROSECONDS]:
-    /// the most memory of the accelerator that its programs may have (1g), what they and the host share for data (256m), and how long both
-    /// sides look for calls before they sleep (spin 50, bell 10); or null to try without a driver. Programs find it as a driver of OpenCL's loader.
+    /// An accelerator of the host's by forwarded calls:
+    /// opencl[:memory=SIZE,share=1..1000,priority=low|high,window=SIZE,transport=spin|bell,poll=MICROSECONDS]: the most memory of the
+    /// accelerator that its programs may have (1g), their part of its time beside other sandboxes (100), whether they have it before those of
+    /// low priority (high), what they and the host share for data (256m), and how long both sides look for calls before they sleep (spin 50,
+    /// bell 10); or null to try without a driver. Programs find it as a driver of OpenCL's loader.
     #[arg(long, value_name = "API")]
     pub(crate) accel: Option<Accelerator>,
 

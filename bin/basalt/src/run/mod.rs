@@ -140,6 +140,7 @@ pub(crate) fn configure(args: &RunArgs, set: &[String], resources: Resources) ->
         labels,
     };
     args.hotplug.put_into(&mut config);
+    config.name_accelerator()?;
     Ok(config)
 }
 

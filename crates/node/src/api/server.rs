@@ -463,6 +463,10 @@ impl Connection<'_> {
                 node.remove_snapshot(&name)?;
                 Reply::Done
             }
+            Request::ListAccelerators => {
+                let item = |info| Item::Accelerator(Box::new(info));
+                self.items(node.list_accelerators(), item)?
+            }
             Request::ListCpus => self.items(cpus::list(&node.sandboxes)?, Item::Cpu)?,
             Request::IsolateCpus { cpus } => {
                 cpus::isolate(&cpus, node.cgroups.as_ref())?;

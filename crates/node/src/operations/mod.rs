@@ -1,6 +1,7 @@
 //! The use cases: each file is one thing that can be asked of a sandbox, from the request to the sandbox at rest again, with what is
 //! undone when a step fails. Does not know how requests arrive.
 
+mod accelerators;
 pub(crate) mod admission;
 mod attach;
 pub(crate) mod build_template;

@@ -152,6 +152,7 @@ impl Node {
             usage.pids = used.pids.unwrap_or(0);
         }
         usage.memory_state = self.memory_state(entry).map(Box::new);
+        usage.accelerator = self.accelerator_stats(entry).and_then(Result::ok).map(Box::new);
         if let Some(vm) = entry.vm() {
             // One that writes a snapshot, or does not answer, tells nothing now; what its cgroup says is known nevertheless.
             let Some(metrics) = vm.metrics_in_time("its metrics were read")? else {

@@ -10,7 +10,7 @@
 //! the sandbox's, and found by its id: whoever fails between two of them takes it back by [`Node::undo`], as the next daemon does.
 
 use std::fs::File;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -388,13 +388,18 @@ impl Launched {
     ) -> Result<Option<Restoring>, Error> {
         let _span = span("accelerator's server");
         let (stored, paths) = (entry.stored(), node.sandbox_paths(entry));
+        let identity = launch::identity(&node.config, &stored);
+        node.accelerators.admit(&stored, &paths, identity)?;
         let launched =
             node.launcher
                 .launch_accelerator(&node.config, &stored, &paths, window, self.cgroup.as_deref())?;
         let number = i32::try_from(launched.child.pid).unwrap_or(0);
         // One that has gone meanwhile is told from others by this.
         let known = process::identify(number).unwrap_or(Process { pid: number, start: 0 });
-        node.update(entry, |stored| stored.sandbox.accelerator = Some(known))?;
+        node.update(entry, |stored| {
+            (stored.sandbox.accelerator, stored.sandbox.accelerator_ended) = (Some(known), None);
+        })?;
+        node.watch_accelerator(entry, launched.child.pidfd.as_fd())?;
         launched.tell_known()
     }
 }

@@ -64,6 +64,7 @@ impl Node {
         building: bool,
         cancel: BorrowedFd<'_>,
     ) -> Result<(Arc<Entry>, Started), Error> {
+        config.name_accelerator()?;
         config.validate()?;
         self.look_names_up(&mut config)?;
         // What follows from the rest is nobody's to say.
@@ -390,6 +391,7 @@ impl Node {
                     Ok(told) => told.into_iter().for_each(|told| match told {
                         MonitorEvent::Ended(id) => node.settle_in_thread(id),
                         MonitorEvent::Readable(id) => node.hear(&id),
+                        MonitorEvent::AcceleratorEnded(id) => node.accelerator_ended_in_thread(id),
                     }),
                     Err(error) => {
                         NOT_WAITED.say(|more| log::error!("VMMs cannot be waited for: {error}{more}"));
@@ -454,6 +456,7 @@ pub(crate) fn new_sandbox(
         ended: None,
         vmm: None,
         accelerator: None,
+        accelerator_ended: None,
         volumes: Vec::new(),
         restarts: 0,
         clone_of: None,

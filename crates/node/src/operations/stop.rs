@@ -336,6 +336,7 @@ impl Node {
         self.note_change(entry, |stored| {
             let sandbox = &mut stored.sandbox;
             (sandbox.state, sandbox.vmm) = (State::Exited, None);
+            (sandbox.accelerator, sandbox.accelerator_ended) = (None, None);
             (sandbox.ended_ns, sandbox.ended) = (Some(now), Some(ended.clone()));
             sandbox.config.resources = sandbox.config.resources.holding(ByteSize(0));
             stored.came_zeroed = CameZeroed::default();

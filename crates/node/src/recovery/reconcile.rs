@@ -155,7 +155,7 @@ impl Node {
     }
 
     /// A template was built in it: whoever did that has no daemon any more who would keep it.
-    fn abandon(&self, entry: &Arc<Entry>) -> Result<(), Error> {
+    fn abandon(self: &Arc<Self>, entry: &Arc<Entry>) -> Result<(), Error> {
         match self.adopt(entry) {
             Ok(true) => return self.remove(entry, true),
             Ok(false) => (),
@@ -185,7 +185,7 @@ impl Node {
     }
 
     /// Finds the VMM and connects to it; false if there is none.
-    fn adopt(&self, entry: &Arc<Entry>) -> Result<bool, Error> {
+    fn adopt(self: &Arc<Self>, entry: &Arc<Entry>) -> Result<bool, Error> {
         let Some((process, pidfd)) = self.find_vmm(entry)? else {
             return Ok(false);
         };
@@ -226,6 +226,7 @@ impl Node {
         }
         vm.watch(&self.monitor, &entry.id)
             .map_err(Error::host("waiting for the VMM's end"))?;
+        self.adopt_accelerator(entry);
         Ok(true)
     }
 

@@ -12,6 +12,7 @@ use host::cgroup::Root;
 use node_api::recovery::{Finding, Outcome, Subject};
 
 use crate::Error;
+use crate::resources::accelerators::Accelerators;
 use crate::resources::cpus::OwnedCpus;
 use crate::resources::devices::Devices;
 use crate::resources::network::NodeNetwork;
@@ -30,6 +31,7 @@ pub(crate) struct Providers<'p> {
     pub(crate) cgroups: Option<&'p Root>,
     pub(crate) cpus: &'p dyn OwnedCpus,
     pub(crate) devices: &'p Devices,
+    pub(crate) accelerators: &'p Accelerators,
     pub(crate) network: &'p NodeNetwork,
     pub(crate) paths: &'p Paths,
     pub(crate) store: &'p StateStore,
@@ -112,16 +114,21 @@ impl Held for Vmm {
     }
 }
 
-/// The process that serves its accelerator.
+/// The process that serves its accelerator, and its part of that one's time.
 pub(crate) struct AcceleratorServer;
 
 impl Held for AcceleratorServer {
     fn release(&self, from: &Providers<'_>, entry: &Entry) -> Result<(), Error> {
         let Some(process) = entry.stored().sandbox.accelerator else {
+            // It may be admitted, and was not started.
+            from.accelerators.dismiss(&entry.id);
             return Ok(());
         };
         match process::end(process, from.kill).map_err(Error::host("killing an accelerator's server"))? {
-            true => Ok(()),
+            true => {
+                from.accelerators.dismiss(&entry.id);
+                Ok(())
+            }
             false => Err(Error::Deadline {
                 what: "the end of a killed server of an accelerator",
                 limit: from.kill,
@@ -295,7 +302,11 @@ impl Held for RunDirectory {
             }
             let path = from.paths.runs().join(&name);
             // Nobody listens on these any more.
-            let removed = remove_sockets(&path);
+            let arbiter = from.paths.sandbox(&name).arbiter();
+            let removed = match arbiter.is_dir() {
+                true => remove_sockets(&arbiter).and_then(|()| remove_sockets(&path)),
+                false => remove_sockets(&path),
+            };
             unless_it_stays(removed.map_err(Error::file("remove the sockets in", &path)), &name);
             if path.exists() {
                 let why = "it has other files than sockets";

@@ -1,7 +1,7 @@
-//! What a sandbox holds of the host beside its files: CPUs, devices, limits, TAPs, volumes, what it is promised, the space for them, and memory that is
-//! zeroed for it ahead. Knows
-//! no operation.
+//! What a sandbox holds of the host beside its files: CPUs, devices, parts of an accelerator's time, limits, TAPs, volumes, what it is
+//! promised, the space for them, and memory that is zeroed for it ahead. Knows no operation.
 
+pub(crate) mod accelerators;
 pub(crate) mod budget;
 pub(crate) mod cpus;
 pub(crate) mod devices;

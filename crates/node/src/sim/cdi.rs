@@ -57,6 +57,23 @@ fn names(texts: &[&str]) -> Vec<CdiName> {
     texts.iter().map(|text| text.parse().unwrap()).collect()
 }
 
+#[test]
+fn a_name_of_an_accelerator_needs_no_file_and_is_no_device() {
+    let world = World::new();
+    let config = run(&world, &["basalt/accel=opencl"]).unwrap();
+    assert_eq!(config.accelerator, Some("opencl".parse().unwrap()));
+    assert!(config.cdi_devices.is_empty() && config.devices.is_empty());
+    let entry = world.entry("web");
+    assert_eq!(world.machines.accelerators.served(), [entry.id.as_str()]);
+    let error = world
+        .node()
+        .devices
+        .resolve(&names(&["basalt/accel=opencl"]))
+        .unwrap_err();
+    assert!(error.to_string().contains("from its start on"), "{error}");
+    world.ends_empty().unwrap();
+}
+
 fn run(world: &World, texts: &[&str]) -> Result<SandboxConfig, Error> {
     let mut config = SandboxConfig {
         cdi_devices: names(texts),

@@ -68,7 +68,7 @@ fn clone(world: &World) -> Result<String, Error> {
 
 fn run_with_accelerator(world: &World) -> Result<(), Error> {
     let config = SandboxConfig {
-        accelerator: Some("null:window=32m".parse().unwrap()),
+        accelerator: Some("opencl:window=32m,share=300".parse().unwrap()),
         ..World::config("web")
     };
     world.run(config).map(drop)
@@ -449,12 +449,18 @@ fn one_with_an_accelerator_is_of_no_template_and_is_saved_with_its_state() {
     );
     let mut served = world.machines.accelerators.served();
     served.sort();
-    let mut both = [entry.id.clone(), twin];
+    let mut both = [entry.id.clone(), twin.clone()];
     both.sort();
     assert_eq!(served, both, "the one before the rollback is gone");
 
+    let weight = |id: &str| {
+        let report = node.accelerators.report();
+        report.get(id).map(|report| report.share.weight)
+    };
+    assert_eq!((weight(&entry.id), weight(&twin)), (Some(100), Some(100)));
     node.stop(&entry, Duration::ZERO).unwrap();
-    assert_eq!(world.machines.accelerators.served().len(), 1);
+    assert_eq!(world.machines.accelerators.served(), [twin.as_str()]);
+    assert_eq!((weight(&entry.id), weight(&twin)), (None, Some(100)));
     node.start(&entry).unwrap();
     world.ends_empty().unwrap();
 }

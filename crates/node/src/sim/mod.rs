@@ -4,6 +4,7 @@
 //! What tests of it want to know: whatever fails, and wherever the daemon dies, every sandbox comes to rest, nothing is left of what is
 //! gone, and nobody loses what was acknowledged.
 
+mod accelerators;
 mod at_once;
 mod background;
 mod cases;
@@ -211,12 +212,18 @@ impl World {
 
     /// The daemon dies where it is, if it has not, and another one starts.
     pub(crate) fn restart(&mut self) {
+        self.restart_behind(|_| ());
+    }
+
+    /// The same with something that happens while there is none.
+    pub(crate) fn restart_behind(&mut self, meanwhile: impl FnOnce(&Machines)) {
         // Threads of the old one end at the next point that they come to.
         self.faults.next_daemon();
         let node = self.node.take().unwrap();
         forget_all(&node);
         node.dies();
         drop(node);
+        meanwhile(&self.machines);
         self.open();
         assert_eq!(self.cpus.ended_owners(), BTreeSet::new());
     }
@@ -366,12 +373,16 @@ impl World {
         }
         let entries = self.node().entries();
         let accelerated = entries.values().map(|entry| entry.stored().sandbox);
-        let accelerated = accelerated.filter(|it| it.state.has_vm() && it.config.accelerator.is_some());
+        let accelerated = accelerated
+            .filter(|it| it.state.has_vm() && it.config.accelerator.is_some() && it.accelerator_ended.is_none());
         let mut accelerated: Vec<_> = accelerated.map(|sandbox| sandbox.id).collect();
         accelerated.sort();
         let mut served = self.machines.accelerators.served();
         served.sort();
         same("accelerators that are served", &served, &accelerated)?;
+        // The null back end, which has none, is not among these.
+        let parts: Vec<_> = self.node().accelerators.report().into_keys().collect();
+        same("parts of an accelerator's time", &parts, &accelerated)?;
         same("machines", &found, &wanted)
     }
 

@@ -94,6 +94,15 @@ impl Accelerators {
         self.restored.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Ends those that serve a sandbox.
+    pub(crate) fn kill(&self, sandbox: &str) {
+        let all = self.started.lock().unwrap_or_else(PoisonError::into_inner);
+        for (_, pidfd) in all.iter().filter(|(served, _)| served == sandbox) {
+            process::kill(pidfd).unwrap();
+            assert!(process::readable(pidfd, Duration::from_secs(90)));
+        }
+    }
+
     /// Whose accelerators are served.
     pub(crate) fn served(&self) -> Vec<String> {
         let all = self.started.lock().unwrap_or_else(PoisonError::into_inner);

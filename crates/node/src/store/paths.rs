@@ -14,7 +14,7 @@
 //!  snapshots/NAME/  record.json, state, memory, disk: a snapshot
 //!  templates/ID/    record.json, state, memory, disk: a template
 //!  sandboxes/ID/    record.json, disk, log, console.log, vmm.log, accelerator.log: as long as the sandbox is known
-//!  run/ID/          control, vsock: as long as its VM runs
+//!  run/ID/          accelerator, arbiter/socket, control, vsock: as long as its VM runs
 //! ```
 
 use std::fs;
@@ -133,6 +133,21 @@ impl SandboxPaths {
 
     pub(crate) fn control(&self) -> PathBuf {
         self.run.join("control")
+    }
+
+    /// Where its accelerator's server tells statistics.
+    pub(crate) fn accelerator(&self) -> PathBuf {
+        self.run.join("accelerator")
+    }
+
+    /// What its accelerator's server sees of this: a directory that has one socket.
+    pub(crate) fn arbiter(&self) -> PathBuf {
+        self.run.join("arbiter")
+    }
+
+    /// Where that server asks for its part of the accelerator's time.
+    pub(crate) fn arbiter_socket(&self) -> PathBuf {
+        self.arbiter().join("socket")
     }
 
     pub(crate) fn vsock(&self) -> PathBuf {

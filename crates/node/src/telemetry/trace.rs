@@ -94,6 +94,7 @@ pub(crate) fn name(request: &Request) -> Option<&'static str> {
         Request::Info
         | Request::List { .. }
         | Request::Inspect { .. }
+        | Request::ListAccelerators
         | Request::ListCpus
         | Request::Devices(DeviceRequest::List)
         | Request::ListVolumes

@@ -148,18 +148,33 @@ pub(crate) fn launch(
     let (own, theirs) = UnixStream::pair().map_err(Error::host("having a pair of sockets"))?;
     let log = files::append(&paths.accelerator_log())?;
     let save = files::listen(&paths.accelerator_save(), SocketType::STREAM)?;
+    let arbiter = arbiter(identity, paths)?;
+    // It listens already, for this daemon and the next one alone.
+    let control = files::listen(&paths.accelerator(), SocketType::STREAM)?;
     let mut descriptors = vec![
         vsock.as_fd(),
         window.0.as_fd(),
         driver.as_fd(),
         theirs.as_fd(),
         save.as_fd(),
+        control.as_fd(),
     ];
     let mut words: Vec<String> = vec![program.display().to_string()];
-    let mut options = vec!["--vsock-fd", "--window-fd", "--driver-fd", "--ready-fd", "--save-fd"];
+    let mut options = vec![
+        "--vsock-fd",
+        "--window-fd",
+        "--driver-fd",
+        "--ready-fd",
+        "--save-fd",
+        "--control-fd",
+    ];
     if let Some(saved) = &saved {
         descriptors.push(saved.as_fd());
         options.push("--restore-fd");
+    }
+    if let Some(arbiter) = &arbiter {
+        options.push("--arbiter-fd");
+        descriptors.push(arbiter.as_fd());
     }
     for (index, option) in options.into_iter().enumerate() {
         words.extend([option.to_owned(), jail::number_of(index).to_string()]);
@@ -213,15 +228,29 @@ pub(crate) fn launch(
     })
 }
 
-/// The socket by which the VMM connects to its guest. For a server in a jail it is that user's as whom it runs, and a mount, which can be
-/// brought into a root of its own.
+/// The socket by which the VMM connects to its guest. For a server in a jail it is that user's as whom it runs.
 fn vsock(identity: Option<Identity>, paths: &SandboxPaths) -> Result<OwnedFd, Error> {
     let path = paths.vsock();
-    let opened = rustix::fs::open(&path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
-    let opened = opened.map_err(Error::file("open", &path))?;
-    let Some(identity) = identity else { return Ok(opened) };
-    chown(&path, Some(identity.uid), Some(identity.gid)).map_err(Error::file("change the owner of", &path))?;
-    Ok(host::share::read_only(opened.as_fd(), &path)?)
+    if let Some(identity) = identity {
+        chown(&path, Some(identity.uid), Some(identity.gid)).map_err(Error::file("change the owner of", &path))?;
+    }
+    for_server(identity, &path)
+}
+
+/// The directory with the arbiter's socket, if the server's time is divided; that is the server's user's already.
+fn arbiter(identity: Option<Identity>, paths: &SandboxPaths) -> Result<Option<OwnedFd>, Error> {
+    let path = paths.arbiter();
+    path.is_dir().then(|| for_server(identity, &path)).transpose()
+}
+
+/// What is at a path, to which a server in a jail has no way; for one it is a mount, which can be brought into a root of its own.
+fn for_server(identity: Option<Identity>, path: &Path) -> Result<OwnedFd, Error> {
+    let opened = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+    let opened = opened.map_err(Error::file("open", path))?;
+    match identity {
+        Some(_) => Ok(host::share::read_only(opened.as_fd(), path)?),
+        None => Ok(opened),
+    }
 }
 
 /// Until it says that the window is ready.

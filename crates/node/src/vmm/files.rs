@@ -3,13 +3,14 @@
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use crate::Error;
 
-/// Binds a socket; what an earlier VM left at this path goes.
+/// Binds a socket, for this user alone; what an earlier VM left at this path goes.
 pub(crate) fn listen(path: &Path, kind: SocketType) -> Result<OwnedFd, Error> {
     let bound = || -> io::Result<OwnedFd> {
         match fs::remove_file(path) {
@@ -19,6 +20,7 @@ pub(crate) fn listen(path: &Path, kind: SocketType) -> Result<OwnedFd, Error> {
         let directory = node_api::client::directory(path)?;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
         rustix::net::bind(&socket, &node_api::client::address(path, &directory)?)?;
+        fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
         rustix::net::listen(&socket, 64)?;
         Ok(socket)
     };

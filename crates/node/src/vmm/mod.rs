@@ -1,6 +1,7 @@
 //! VMMs as processes with a control socket: how one is configured, started, asked, watched and found again. Does not know why.
 
 pub(crate) mod accelerator;
+pub(crate) mod accelerator_stats;
 pub(crate) mod cmdline;
 pub(crate) mod files;
 pub(crate) mod launch;

@@ -1,5 +1,5 @@
-//! One thread that waits for the end of all VMMs, through their pidfds, and for what they say without being asked. Knows ids, not
-//! sandboxes.
+//! One thread that waits for the end of all VMMs and of accelerators' servers, through their pidfds, and for what VMMs say without being
+//! asked. Knows ids, not sandboxes.
 
 use std::collections::HashMap;
 use std::io;
@@ -8,6 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::{Epoll, EventFd, Interest};
+
+use crate::vmm::process;
 
 /// The token of what VMMs have said to somebody who has asked them something else.
 const SPOKEN: u64 = u64::MAX;
@@ -26,12 +28,21 @@ struct Watched {
     by_token: HashMap<u64, Watch>,
 }
 
-/// A VMM's process, or its socket.
+/// Of whom, and what.
 #[derive(Debug)]
 struct Watch {
     id: String,
-    /// Of a process: its descriptor, and its socket's token. The socket is its owner's, and leaves the set when that closes it.
-    process: Option<(OwnedFd, u64)>,
+    what: What,
+}
+
+#[derive(Debug)]
+enum What {
+    /// A VMM's process, and its socket's token.
+    Vmm(OwnedFd, u64),
+    /// Its socket, which is its owner's, and leaves the set when that closes it.
+    Socket,
+    /// The process of an accelerator's server.
+    Accelerator(OwnedFd),
 }
 
 /// What has happened to a VMM, by the id that it is watched as.
@@ -41,6 +52,8 @@ pub(crate) enum MonitorEvent {
     Ended(String),
     /// There is something to be read at its control socket, or was.
     Readable(String),
+    /// The server of its accelerator has ended.
+    AcceleratorEnded(String),
 }
 
 #[derive(Debug)]
@@ -104,13 +117,33 @@ impl Monitor {
         watched.next += 2;
         self.epoll.add(&pidfd, process, Interest::READ)?;
         self.epoll.add(socket, said, Interest::READ_EDGE)?;
-        let watch = |process| Watch {
+        let watch = |what| Watch {
             id: id.to_owned(),
-            process,
+            what,
         };
-        watched.by_token.insert(said, watch(None));
-        watched.by_token.insert(process, watch(Some((pidfd, said))));
+        watched.by_token.insert(said, watch(What::Socket));
+        watched.by_token.insert(process, watch(What::Vmm(pidfd, said)));
         Ok(())
+    }
+
+    /// Waits for the end of the process that serves `id`'s accelerator, which is told once.
+    pub(crate) fn watch_accelerator(&self, id: &str, pidfd: BorrowedFd<'_>) -> io::Result<()> {
+        let pidfd = pidfd.try_clone_to_owned()?;
+        let mut watched = self.watched();
+        let token = watched.next;
+        watched.next += 1;
+        self.epoll.add(&pidfd, token, Interest::READ)?;
+        let id = id.to_owned();
+        let what = What::Accelerator(pidfd);
+        watched.by_token.insert(token, Watch { id, what });
+        Ok(())
+    }
+
+    /// Whoever else has the descriptor, a child between fork and exec even, would keep it in the set.
+    fn forget(&self, id: &str, pidfd: &OwnedFd) {
+        if let Err(error) = self.epoll.remove(pidfd) {
+            log::warn!("the end of {id} may be reported again: {error}");
+        }
     }
 
     /// Whoever waits is told nothing more.
@@ -137,20 +170,25 @@ impl Monitor {
                 told.extend(ids.drain(..).map(MonitorEvent::Readable));
                 continue;
             }
-            let Some(Watch { id, process }) = watched.by_token.remove(&event.token) else {
+            let Some(Watch { id, what }) = watched.by_token.remove(&event.token) else {
                 continue;
             };
-            let Some((pidfd, said)) = process else {
-                told.push(MonitorEvent::Readable(id.clone()));
-                watched.by_token.insert(event.token, Watch { id, process });
-                continue;
-            };
-            watched.by_token.remove(&said);
-            // Whoever else has the descriptor, a child between fork and exec even, would keep it in the set.
-            if let Err(error) = self.epoll.remove(&pidfd) {
-                log::warn!("the end of {id} may be reported again: {error}");
-            }
-            told.push(MonitorEvent::Ended(id));
+            told.push(match what {
+                What::Socket => {
+                    watched.by_token.insert(event.token, Watch { id: id.clone(), what });
+                    MonitorEvent::Readable(id)
+                }
+                What::Vmm(pidfd, said) => {
+                    watched.by_token.remove(&said);
+                    self.forget(&id, &pidfd);
+                    MonitorEvent::Ended(id)
+                }
+                What::Accelerator(pidfd) => {
+                    self.forget(&id, &pidfd);
+                    process::reap(&pidfd);
+                    MonitorEvent::AcceleratorEnded(id)
+                }
+            });
         }
         Ok(told)
     }
@@ -179,8 +217,18 @@ mod tests {
         }
         let ended = |id: &str| [MonitorEvent::Ended(id.to_owned())];
         let said = [MonitorEvent::Readable("long".to_owned())];
+        // A server of an accelerator, which is reaped as well.
+        let mut server = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let process = process::identify(i32::try_from(server.id()).unwrap()).unwrap();
+        monitor
+            .watch_accelerator("short", process::open(process).unwrap().unwrap().as_fd())
+            .unwrap();
+        server.kill().unwrap();
+        let server_ended = MonitorEvent::AcceleratorEnded("short".to_owned());
+        assert_eq!(monitor.wait().unwrap(), [server_ended]);
+        assert!(server.wait().is_err(), "it was reaped");
         sockets[1].signal();
-        assert_eq!(monitor.wait().unwrap(), said);
+        assert_eq!(monitor.wait().unwrap(), said, "and what was told is told once");
         monitor.ear("long").tell();
         assert_eq!(monitor.wait().unwrap(), said, "what came is told once");
         children[0].kill().unwrap();

@@ -6,6 +6,7 @@ exception that ends it.
     accelerator.py busy NS        begins as the others do, and is busy for so long
     accelerator.py keep N         has a kernel and N MiB of numbers, all zero; adds what is written to /tmp/ask, and writes to /tmp/answer the
                                   first number, the last, and the time in us; /tmp/ready has the time that all of it took to be made
+    accelerator.py load SECONDS   tells "ready" when its program is built, and has kernels on the device for so long
     accelerator.py survive        tells "ready", computes until there is an error, tells how long that took, and calls anew
 """
 import ctypes as c
@@ -21,6 +22,14 @@ READ_WRITE, COPY_HOST_PTR = 1, 1 << 5
 SOURCE = b"""__kernel void saxpy(float a, __global const float *x, __global float *y) {
     size_t i = get_global_id(0);
     y[i] = a * x[i] + y[i];
+}"""
+
+LOAD = b"""__kernel void load(__global float *y) {
+    size_t i = get_global_id(0);
+    float x = y[i];
+    for (int n = 0; n < 64; n++)
+        x = x * 0.5f + (float)n;
+    y[i] = x;
 }"""
 
 
@@ -73,6 +82,30 @@ class Accelerator:
         result = numbers()
         check(cl.clEnqueueReadBuffer(self.queue, y_buffer, 1, c.c_size_t(0), size, result, 0, None, None))
         return all(result[i] == 2.0 * i + 1.0 for i in range(n))
+
+    def load(self, seconds):
+        """Always has some kernels on the device, each of which takes some time."""
+        n = 1 << 14
+        size = c.c_size_t(4 * n)
+        buffer = made(cl.clCreateBuffer, self.context, c.c_ulong(READ_WRITE), size, None)
+        source = c.c_char_p(LOAD)
+        program = made(cl.clCreateProgramWithSource, self.context, 1, c.byref(source), None)
+        check(cl.clBuildProgram(program, 1, c.byref(self.device), b"", None, None))
+        kernel = made(cl.clCreateKernel, program, b"load")
+        check(cl.clSetKernelArg(kernel, 0, c.c_size_t(8), c.byref(buffer)))
+        work = c.c_size_t(n)
+
+        def launch(count):
+            for _ in range(count):
+                check(cl.clEnqueueNDRangeKernel(self.queue, kernel, 1, None, c.byref(work), None, 0, None, None))
+            check(cl.clFinish(self.queue))
+
+        # Built for this size of work.
+        launch(1)
+        print("ready", flush=True)
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            launch(8)
 
     def is_refused(self, size):
         """Tells whether so much memory is more than the device has left: CL_MEM_OBJECT_ALLOCATION_FAILURE, CL_INVALID_BUFFER_SIZE."""
@@ -165,6 +198,8 @@ elif sys.argv[1] == "call":
     print(Accelerator().call(int(sys.argv[2])))
 elif sys.argv[1] == "keep":
     keep(int(sys.argv[2]))
+elif sys.argv[1] == "load":
+    Accelerator().load(float(sys.argv[2]))
 elif sys.argv[1] == "busy":
     Accelerator()
     end = time.monotonic_ns() + int(sys.argv[2])

@@ -1,6 +1,7 @@
 //! An accelerator in a sandbox: a program with the usual loader computes on the host's OpenCL driver by forwarded calls, several at once;
-//! a server that is killed, a sandbox that ends, and what is refused. One that is saved goes on in its clones, and when it is put back, with
-//! what it had on the accelerator. Calls that are waited for leave the guest alone. The guest's half is `accelerator.py` beside this file.
+//! a server that is killed, a sandbox that ends, and what is refused. Two sandboxes have their parts of the time, and one whose server is
+//! gone says so. One that is saved goes on in its clones, and when it is put back, with what it had on the accelerator. Calls that are waited
+//! for leave the guest alone. The guest's half is `accelerator.py` beside this file.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -38,6 +39,10 @@ const FILES: [&str; 2] = ["/usr/bin/clinfo", "/usr/lib/x86_64-linux-gnu/libOpenC
 const CALLS: u64 = 1000;
 const MOST_EXITS: u64 = CALLS / 5;
 
+/// How long two sandboxes compute side by side, in seconds; and the part of the time that the one with a quarter may have, in percent.
+const SIDE_BY_SIDE: u64 = 30;
+const A_QUARTER: std::ops::RangeInclusive<u64> = 15..=35;
+
 /// How long both sides look for a call, in microseconds: in an emulated host all takes a hundred times as long as on a real one.
 const POLL: u32 = 200_000;
 
@@ -52,32 +57,34 @@ fn host(host: &Host) -> Result<()> {
     }
     fs::write(shared.join("accelerator.py"), include_str!("accelerator.py"))?;
     let volume = format!("{}:/cl:ro", shared.display());
-    let run = |name: &str, accelerator: &str| {
-        let words = [
-            "run",
-            "-d",
-            "--name",
-            name,
-            "--memory",
-            "256m",
-            "--accel",
-            accelerator,
-            "-v",
-            &volume,
-        ];
-        daemon.ok(&[&words[..], &[daemon.image(), "--", "sleep", "10000"]].concat())
+    let run = |name: &str, accelerator: &[&str]| {
+        let words = ["run", "-d", "--name", name, "--memory", "256m", "-v", &volume];
+        daemon.ok(&[&words[..], accelerator, &[daemon.image(), "--", "sleep", "10000"]].concat())
     };
-    run("gpu", "opencl:window=64m,memory=256m")?;
+    run("gpu", &["--accel", "opencl:window=64m,memory=256m,share=100"])?;
     programs_compute(&daemon)?;
     a_server_that_is_killed(&daemon)?;
     what_is_refused(&daemon)?;
-    daemon.ok(&["rm", "-f", "gpu"])?;
+    // By its other name.
+    run(
+        "big",
+        &[
+            "--device",
+            "basalt/accel=opencl",
+            "--accel",
+            "opencl:window=64m,share=300",
+        ],
+    )?;
+    parts_of_the_time(&daemon, ["gpu", "big"])?;
+    a_server_that_is_gone(&daemon, "big")?;
+    daemon.ok(&["rm", "-f", "gpu", "big"])?;
     ensure!(daemon.processes(SERVER)?.is_empty(), "a server outlives its sandbox");
 
     what_is_saved_goes_on(&daemon, &volume)?;
 
-    run("bell", "null:window=32m,memory=1m,transport=bell,poll=0")?;
-    run("spin", &format!("null:window=32m,memory=1m,transport=spin,poll={POLL}"))?;
+    run("bell", &["--accel", "null:window=32m,memory=1m,transport=bell,poll=0"])?;
+    let spin = format!("null:window=32m,memory=1m,transport=spin,poll={POLL}");
+    run("spin", &["--accel", &spin])?;
     calls_leave_the_guest_alone(&daemon, &["spin", "bell"])?;
     daemon.ok(&["rm", "-f", "bell"])?;
     // A daemon that dies leaves it alone, and the next one knows it.
@@ -241,6 +248,80 @@ fn what_is_saved_goes_on(daemon: &Daemon<'_>, volume: &str) -> Result<()> {
     for snapshot in ["ready", "later", "plain"] {
         daemon.ok(&["snapshot", "rm", snapshot])?;
     }
+    Ok(())
+}
+
+/// Two that always have work have time by their shares, of which the one has three times the other's.
+fn parts_of_the_time(daemon: &Daemon<'_>, [small, big]: [&str; 2]) -> Result<()> {
+    let seconds = SIDE_BY_SIDE.to_string();
+    let load = |sandbox| -> Result<_> {
+        let mut command = daemon.command(&["exec", sandbox, "python3", "/cl/accelerator.py", "load", &seconds]);
+        let mut child = command.stdout(Stdio::piped()).spawn()?;
+        let lines = BufReader::new(child.stdout.take().context("its output")?).lines();
+        Ok((child, lines))
+    };
+    let mut loads = [load(small)?, load(big)?];
+    for (_, lines) in &mut loads {
+        let ready = lines.next().context("the program ended")??;
+        ensure!(ready == "ready", "{ready}");
+    }
+    // What was computed until now was not beside anybody.
+    std::thread::sleep(Duration::from_secs(2));
+    let before = [used(daemon, small)?, used(daemon, big)?];
+    std::thread::sleep(Duration::from_secs(SIDE_BY_SIDE * 2 / 3));
+    let after = [used(daemon, small)?, used(daemon, big)?];
+    for (mut child, _) in loads {
+        ensure!(child.wait()?.success(), "a program that computes has failed");
+    }
+    let [small_used, big_used] = [after[0] - before[0], after[1] - before[1]];
+    let percent = small_used * 100 / (small_used + big_used).max(1);
+    tell(&format!(
+        "of {} ms of the accelerator's time the sandbox with one part of four had {percent} %",
+        (small_used + big_used) / 1_000_000
+    ));
+    ensure!(A_QUARTER.contains(&percent), "{percent} % is not about a quarter");
+    let told = daemon.ok(&["daemon", "metrics"])?;
+    let launches = told
+        .lines()
+        .filter(|line| line.starts_with("basalt_sandbox_accelerator_launches_total{"));
+    ensure!(launches.count() == 2, "metrics do not tell of both: {told}");
+    Ok(())
+}
+
+/// What `accel ls` tells of a sandbox.
+fn listed(daemon: &Daemon<'_>, sandbox: &str) -> Result<serde_json::Value> {
+    let all: Vec<serde_json::Value> = serde_json::from_str(&daemon.ok(&["--json", "accel", "ls"])?)?;
+    let found = all.into_iter().find(|one| one["sandbox"] == sandbox);
+    found.with_context(|| format!("`accel ls` does not know {sandbox}"))
+}
+
+/// The accelerator's time that its server says it has used, in nanoseconds.
+fn used(daemon: &Daemon<'_>, sandbox: &str) -> Result<u64> {
+    let listed = listed(daemon, sandbox)?;
+    ensure!(
+        listed["part"]["is_connected"] == true,
+        "nothing limits {sandbox}: {listed}"
+    );
+    let used = listed["stats"]["time"]["used_ns"].as_u64();
+    used.with_context(|| format!("no time is told of {sandbox}: {listed}"))
+}
+
+/// One whose first process is killed says so.
+fn a_server_that_is_gone(daemon: &Daemon<'_>, sandbox: &str) -> Result<()> {
+    let server = listed(daemon, sandbox)?["server"]["pid"].as_i64();
+    let server = server.and_then(|pid| Pid::from_raw(pid.try_into().ok()?));
+    kill(server.context("no server")?)?;
+    let begin = Instant::now();
+    loop {
+        let shown = daemon.ok(&["ps"])?;
+        if shown.contains("running (accelerator ended)") {
+            break;
+        }
+        ensure!(begin.elapsed() < Duration::from_secs(30), "nobody says it: {shown}");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    let why = listed(daemon, sandbox)?["why"].to_string();
+    ensure!(why.contains(&format!("basalt restart {sandbox}")), "{why}");
     Ok(())
 }
 

@@ -48,6 +48,10 @@ const TO_RESTORE: ByteSize = ByteSize::mib(32);
 /// of its control socket.
 pub(crate) const OF_MACHINE: u64 = 3;
 
+/// The same for its accelerator: one of the server's process, where it asks for its part of the time, and its connection; those two once more
+/// while somebody waits for them.
+const OF_ACCELERATOR: u64 = 5;
+
 /// Descriptors that the daemon has open without any sandbox, with what its own threads open now and then.
 const OF_DAEMON: u64 = 32;
 
@@ -119,7 +123,7 @@ impl Machine {
                 Start::Boot => TO_BOOT.bytes().min(memory),
                 Start::Restore => TO_RESTORE.bytes().min(memory),
             },
-            descriptors: OF_MACHINE,
+            descriptors: OF_MACHINE + config.accelerator.map_or(0, |_| OF_ACCELERATOR),
         }
     }
 

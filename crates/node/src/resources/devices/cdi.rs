@@ -10,6 +10,7 @@ use std::sync::{Mutex, PoisonError};
 
 use base::{CdiName, PciAddress};
 use cdi::{Broken, ContainerEdits, Found};
+use node_api::Accelerator;
 use vfio::host::nodes::VfioNode;
 
 use super::{Devices, DevicesError};
@@ -81,6 +82,12 @@ impl Devices {
         }
         let registry = self.outside.cdi.read();
         for name in names {
+            if Accelerator::named(name).is_some() {
+                return Err(Error::Invalid(format!(
+                    "`{name}` is an accelerator by forwarded calls, which a sandbox has from its start on or not at all: say it with \
+                     `basalt run --device`"
+                )));
+            }
             let found = registry.find(name).map_err(DevicesError::from)?;
             let refused = |why| DevicesError::Cdi {
                 name: name.to_string(),

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use host::cgroup::{Root, Usage};
 use image::Store;
-use node_api::{MemoryState, Promised, Resource, Sandbox, State};
+use node_api::{AcceleratorStats, MemoryState, Promised, Resource, Sandbox, State};
 use observe::exposition::{Exposition, Family, Kind};
 use otlp::Exporter;
 
@@ -17,7 +17,7 @@ use crate::sandbox::registry::Sandboxes;
 use crate::saved::memory_files::own_bytes;
 use crate::store::paths::Paths;
 use crate::telemetry::metrics::vmm::{self, Counts};
-use crate::telemetry::metrics::{Metrics, process};
+use crate::telemetry::metrics::{Metrics, accelerator, process};
 
 /// After this no further VMM is asked; those that are left then are told as missing.
 const LIMIT: Duration = Duration::from_secs(5);
@@ -37,6 +37,8 @@ struct One {
     disk: u64,
     /// Of one whose memory is plugged, or which has devices.
     memory: Option<MemoryState>,
+    /// What its accelerator's server tells, if it has one and that answers.
+    accelerator: Option<AcceleratorStats>,
     vmm: Counts,
 }
 
@@ -87,6 +89,8 @@ impl MetricSources<'_> {
         text.family("basalt_scrape_missing_sandboxes", Kind::Gauge, help)
             .number(&[], missing);
         write_sandboxes(&mut text, &sandboxes);
+        let told = (sandboxes.iter()).filter_map(|one| Some((one.sandbox.id.as_str(), one.accelerator.as_ref()?)));
+        accelerator::write(&mut text, &told.collect::<Vec<_>>());
         text.finish()
     }
 
@@ -177,6 +181,7 @@ impl MetricSources<'_> {
                 }),
                 zeroed,
                 vmm,
+                accelerator: self.ask_accelerator(&stored.sandbox, end),
                 // One that has not answered is not asked again.
                 memory: answers
                     .then(|| memory_state::of(&entry, has_devices(), self.sees_dma_faults))
@@ -186,6 +191,12 @@ impl MetricSources<'_> {
             });
         }
         (all, missing)
+    }
+
+    fn ask_accelerator(&self, sandbox: &Sandbox, end: Instant) -> Option<AcceleratorStats> {
+        sandbox.accelerator?;
+        let path = self.paths.sandbox(&sandbox.id).accelerator();
+        self.metrics.silent_accelerators.ask(&sandbox.id, &path, end)
     }
 }
 
@@ -509,6 +520,7 @@ mod tests {
             zeroed,
             disk: 0,
             memory: None,
+            accelerator: None,
             vmm: Counts::new(),
         };
         let told = |zeroed| {
@@ -548,6 +560,7 @@ mod tests {
                 zeroed: 0,
                 disk: 0,
                 memory: state,
+                accelerator: None,
                 vmm: Counts::new(),
             };
             let mut text = Exposition::default();

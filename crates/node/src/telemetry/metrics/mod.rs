@@ -1,6 +1,7 @@
 //! What a node counts of its own work: starts, why they failed, and how long each of their parts took. What is true at
 //! the moment of asking is not counted here but looked up (`collect`), and told by `endpoint`.
 
+mod accelerator;
 mod collect;
 mod endpoint;
 mod process;
@@ -42,6 +43,8 @@ pub(crate) struct Metrics {
     refused: Counter,
     /// VMMs that did not answer when they were asked last, by their sandboxes, and when that was.
     silent: Mutex<BTreeMap<String, Instant>>,
+    /// The same of servers of accelerators.
+    silent_accelerators: accelerator::Silent,
     images: collect::Images,
 }
 
@@ -56,6 +59,7 @@ impl Default for Metrics {
             scrapes: Counter::default(),
             refused: Counter::default(),
             silent: Mutex::default(),
+            silent_accelerators: accelerator::Silent::default(),
             images: Mutex::default(),
         }
     }
