@@ -13,6 +13,7 @@
 mod api;
 mod arguments;
 mod completions;
+mod direct;
 mod dispatch;
 mod generated;
 mod guest;
@@ -32,6 +33,7 @@ mod tests;
 mod zeroes;
 
 pub use api::{Backend, BackendError};
+pub use direct::{Direct, DirectError, DirectThread, Left};
 pub use guest::{Guest, Slot, SlotError, Slots};
 pub use server::{Server, ServerError};
 pub use stats::{ClientStats, MemoryStats, Stats, TimeStats};
