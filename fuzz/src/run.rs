@@ -2,12 +2,12 @@
 //!
 //! Knows a target as a name, seeds and a function.
 
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::panic::{self, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -50,12 +50,14 @@ pub(crate) struct Failure {
     pub(crate) message: String,
 }
 
-/// Units of input, as of [`count`].
-static UNITS: AtomicU64 = AtomicU64::new(0);
+thread_local! {
+    /// Units of input, as of [`count`]; a target runs on the thread that fuzzes it.
+    static UNITS: Cell<u64> = const { Cell::new(0) };
+}
 
 /// A target whose input is a sequence says how many of its units it was fed: records of one that carries records out.
 pub(crate) fn count(units: u64) {
-    UNITS.fetch_add(units, Ordering::Relaxed);
+    UNITS.set(UNITS.get() + units);
 }
 
 /// A number for how parsing ended: equal errors are equal outcomes. Numbers in a message do not count, or every length
@@ -81,7 +83,7 @@ pub(crate) fn fuzz(target: &Target, seed: u64, time: Duration) -> Findings {
         outcomes: 0,
         failure: None,
     };
-    UNITS.store(0, Ordering::Relaxed);
+    UNITS.set(0);
     let quiet = Quiet::begin();
     let begun = Instant::now();
     let mut fresh = pool.clone();
@@ -117,7 +119,7 @@ pub(crate) fn fuzz(target: &Target, seed: u64, time: Duration) -> Findings {
         }
     }
     findings.outcomes = seen.len();
-    findings.units = UNITS.load(Ordering::Relaxed);
+    findings.units = UNITS.get();
     findings
 }
 

@@ -147,6 +147,7 @@ impl Map<'_> {
                 event: event.cloned(),
                 block: None,
                 delivery: Some(delivery),
+                frees: Vec::new(),
             });
         }
         lock(&state(self.memory)?.mapped).push(Mapped {
@@ -424,6 +425,7 @@ pub(crate) extern "C" fn enqueue_unmap_mem_object(
             event: told.clone(),
             block: Some(block),
             delivery: None,
+            frees: Vec::new(),
         });
         event::give(told, event);
         Ok(())

@@ -27,6 +27,7 @@ mod server;
 mod session;
 mod simulated;
 mod stats;
+mod svm;
 mod tenant;
 #[cfg(test)]
 mod tests;

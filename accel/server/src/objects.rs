@@ -21,6 +21,7 @@ pub(crate) use accel_proto::Sort;
 use crate::api::{Backend, Code, P};
 use crate::arguments::Parameter;
 use crate::quota::Charge;
+use crate::svm::Used;
 
 /// What the server knows of an object besides what the back end does.
 #[derive(Debug)]
@@ -108,6 +109,8 @@ pub(crate) struct Launchable {
     failed: AtomicI32,
     /// Objects that are its arguments, by their places: a back end need not hold them before a launch, and the client may release them.
     arguments: Mutex<BTreeMap<u32, Held>>,
+    /// Shared virtual memory that is.
+    memory: Mutex<Used>,
     pub(crate) parameters: Option<Vec<Parameter>>,
 }
 
@@ -134,6 +137,7 @@ impl State {
             alone: Mutex::default(),
             failed: AtomicI32::new(0),
             arguments: Mutex::default(),
+            memory: Mutex::default(),
             parameters,
         })
     }
@@ -145,6 +149,8 @@ impl State {
             if let State::Kernel(old) = &owner.state {
                 let arguments = old.arguments.lock().unwrap_or_else(PoisonError::into_inner).clone();
                 *new.arguments.lock().unwrap_or_else(PoisonError::into_inner) = arguments;
+                let memory = old.use_memory(|used| used.clone());
+                new.use_memory(|used| *used = memory);
             }
         }
     }
@@ -161,6 +167,11 @@ impl Launchable {
         drop(arguments);
         // It may be the last that held it.
         drop(before);
+    }
+
+    /// Looks at, or changes, what it has of shared virtual memory.
+    pub(crate) fn use_memory<T>(&self, change: impl FnOnce(&mut Used) -> T) -> T {
+        change(&mut self.memory.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -216,6 +227,12 @@ impl Object {
     /// Whose object it is.
     pub(crate) fn backend(&self) -> &Backend {
         &self.backend
+    }
+
+    /// Whether it was made with another object, at any distance.
+    pub(crate) fn is_made_with(&self, other: &Held) -> bool {
+        let mut owners = self.owners.iter();
+        owners.any(|owner| Arc::ptr_eq(owner, &other.0) || owner.is_made_with(other))
     }
 
     /// Of an event: the queue of its command; of others none.

@@ -23,6 +23,7 @@ use crate::completions::Completions;
 use crate::marshal::{Answer, Copies, Many, Place, Places, Properties};
 use crate::objects::{Form, Held, MaybeHeld, Object, Sort, State, Table};
 use crate::quota::Charge;
+use crate::svm::Svm;
 use crate::tenant::Tenant;
 
 /// Numbers of the API (cl.h).
@@ -30,6 +31,7 @@ const EVENT_COMMAND_EXECUTION_STATUS: u32 = 0x11d3;
 const DEVICE_MAX_MEM_ALLOC_SIZE: u32 = 0x1010;
 const DEVICE_GLOBAL_MEM_SIZE: u32 = 0x101f;
 const DEVICE_SVM_CAPABILITIES: u32 = 0x1053;
+const SVM_COARSE_GRAIN_BUFFER: u64 = 1;
 const DEVICE_EXECUTION_CAPABILITIES: u32 = 0x1029;
 const EXEC_NATIVE_KERNEL: u64 = 2;
 
@@ -48,6 +50,7 @@ pub(crate) struct Client {
     /// Queues that were released with work in them, each with an event that is complete when that is done, if the back end has such.
     retired: Mutex<Vec<(Held, Option<Held>)>>,
     pub(crate) completions: Arc<Completions>,
+    pub(crate) svm: Svm,
     abandoned: AtomicBool,
     /// The last to go.
     pub(crate) window: Option<Window>,
@@ -61,6 +64,7 @@ impl Client {
             tables: RwLock::new(Sort::ALL.map(Table::new)),
             retired: Mutex::default(),
             completions: Arc::default(),
+            svm: Svm::default(),
             abandoned: AtomicBool::new(false),
             window,
         }
@@ -137,6 +141,7 @@ impl Client {
         for sort in [Sort::Event, Sort::Kernel, Sort::Program, Sort::Sampler, Sort::Mem] {
             drop(self.clear(sort));
         }
+        self.svm.end(&self.backend.api);
         drop(queues);
         for sort in [Sort::CommandQueue, Sort::Context, Sort::Device] {
             drop(self.clear(sort));
@@ -162,28 +167,7 @@ impl Client {
 
     /// The client releases a queue, which may have work in it. Releasing flushes (OpenCL API, clReleaseCommandQueue).
     fn retire(&self, queue: Held) {
-        let api = &self.backend.api;
-        if let Ok(function) = api.clFlush() {
-            // SAFETY: 1. the queue is held. What fails is told by nobody: the client has let go.
-            _ = unsafe { function(queue.raw()) };
-        }
-        let mut raw: P = std::ptr::null_mut();
-        let marked = api.clEnqueueMarkerWithWaitList().is_ok_and(|function| {
-            // SAFETY: 1. the queue is held; 2. the place has room for an event.
-            unsafe { function(queue.raw(), 0, std::ptr::null_mut(), (&raw mut raw).cast()) == 0 }
-        });
-        let event = (marked && !raw.is_null()).then(|| {
-            Held(Arc::new(Object::new(
-                &self.backend,
-                (Sort::Event, raw),
-                State::Plain,
-                &[&queue],
-            )))
-        });
-        if let Ok(function) = api.clFlush() {
-            // SAFETY: 1. the queue is held. The marker is submitted, too.
-            _ = unsafe { function(queue.raw()) };
-        }
+        let event = self.mark(&queue);
         let mut retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
         retired.push((queue, event));
         // What is done goes; in most cases that is all.
@@ -195,7 +179,54 @@ impl Client {
         drop::<Vec<_>>(done);
     }
 
-    fn is_done(&self, event: Option<&Held>) -> bool {
+    /// An event that is complete when all is done that a queue has now; nothing if the back end has none.
+    fn mark(&self, queue: &Held) -> Option<Held> {
+        let api = &self.backend.api;
+        let flush = || {
+            if let Ok(function) = api.clFlush() {
+                // SAFETY: 1. the queue is held. What fails is told by nobody: the client does not wait for it.
+                _ = unsafe { function(queue.raw()) };
+            }
+        };
+        flush();
+        let mut raw: P = std::ptr::null_mut();
+        let marked = api.clEnqueueMarkerWithWaitList().is_ok_and(|function| {
+            // SAFETY: 1. the queue is held; 2. the place has room for an event.
+            unsafe { function(queue.raw(), 0, std::ptr::null_mut(), (&raw mut raw).cast()) == 0 }
+        });
+        let event = (marked && !raw.is_null()).then(|| {
+            Held(Arc::new(Object::new(
+                &self.backend,
+                (Sort::Event, raw),
+                State::Plain,
+                &[queue],
+            )))
+        });
+        // The marker is submitted, too.
+        flush();
+        event
+    }
+
+    /// Events that are complete when all is done that the client's queues have now, also those that it has released.
+    pub(crate) fn markers(&self) -> Option<Vec<Held>> {
+        let retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut events: Vec<Held> = retired
+            .iter()
+            .map(|(_, event)| event.clone())
+            .collect::<Option<Vec<_>>>()?;
+        drop(retired);
+        let queues: Vec<Held> = match self.tables().get(Sort::CommandQueue as usize) {
+            Some(table) => table.all().collect(),
+            None => Vec::new(),
+        };
+        for queue in &queues {
+            events.push(self.mark(queue)?);
+        }
+        Some(events)
+    }
+
+    /// Whether a command is complete.
+    pub(crate) fn is_done(&self, event: Option<&Held>) -> bool {
         let (Some(event), Ok(function)) = (event, self.backend.api.clGetEventInfo()) else {
             return false;
         };
@@ -400,14 +431,14 @@ impl<'c> Session<'c> {
         });
     }
 
-    /// What devices have and clients have not: shared virtual memory, functions of the client's as kernels, memory beyond the quota. The most
+    /// What devices have and clients have not: shared virtual memory of fine grain, functions of the client's as kernels, memory beyond the quota. The most
     /// of one object is at least a quarter of all memory (OpenCL API, CL_DEVICE_MAX_MEM_ALLOC_SIZE), as it is of the device.
     pub(crate) fn hide(&self, answer: &mut Answer, query: u32) {
         match query {
             DEVICE_MAX_MEM_ALLOC_SIZE | DEVICE_GLOBAL_MEM_SIZE => {
                 answer.replace(u64::MAX, |bytes| self.client.tenant.quota.lower(bytes));
             }
-            DEVICE_SVM_CAPABILITIES => answer.replace(u64::MAX, |_| 0),
+            DEVICE_SVM_CAPABILITIES => answer.replace(u64::MAX, |word| word & SVM_COARSE_GRAIN_BUFFER),
             DEVICE_EXECUTION_CAPABILITIES => answer.replace(u64::MAX, |word| word & !EXEC_NATIVE_KERNEL),
             _ => {}
         }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use accel_arbiter::{Arbiter, Priority, Share};
 use accel_proto::opencl::*;
-use accel_proto::{Handle, List};
+use accel_proto::{Handle, List, Memory, Reader, Reply as _};
 use accel_server::{Backend, Server, TenantLimits};
 
 use support::*;
@@ -124,6 +124,61 @@ fn memory_that_a_command_still_needs_is_not_given_back_by_pocl() {
     thread.buffer(context, BYTES, name(3));
     let stats = server.stats().memory;
     assert_eq!((stats.used, stats.most, stats.refused), (BYTES, BYTES, 2));
+}
+
+#[test]
+fn shared_memory_that_a_command_still_needs_is_not_freed_by_pocl() {
+    const BYTES: u64 = 64 << 10;
+    let (_directory, path, server) = start_with(pocl(), &memory(3 * BYTES / 2));
+    let (_connection, mut thread) = first_thread(&path);
+    let (context, queue) = thread.set_up();
+    let alloc = SVMAlloc {
+        context,
+        flags: 1,
+        size: BYTES,
+        alignment: 0,
+    };
+    let bytes = thread.ask(&alloc);
+    let reply = SVMAllocReply::read(&mut Reader::new(&bytes, LIMITS), &alloc).unwrap();
+    assert_eq!((reply.status, reply.returned.0 % 4096), (0, 0));
+    thread.done(&CreateUserEvent {
+        context,
+        returned: name(1),
+    });
+    let waits = [name(1)];
+    let arena = accel_proto::Span {
+        offset: DATA,
+        length: BYTES,
+    };
+    let command = EnqueueSVMMemcpy {
+        command_queue: queue,
+        blocking_copy: 0,
+        dst_ptr: Memory::Arena(arena),
+        src_ptr: Memory::Svm(reply.returned),
+        size: BYTES,
+        num_events_in_wait_list: 1,
+        event_wait_list: Some(List::new(&waits)),
+        event: Handle::NULL,
+    };
+    thread.put(DATA, &vec![0xa5; usize::try_from(BYTES).unwrap()]);
+    thread.done(&command);
+    thread.done(&SVMFree {
+        context,
+        svm_pointer: reply.returned,
+    });
+    // Freed, and still there.
+    assert_eq!(server.stats().memory.used, BYTES + 4096);
+    assert_eq!(thread.status(&alloc), ALLOCATION_FAILURE);
+    thread.done(&SetUserEventStatus {
+        event: name(1),
+        execution_status: 0,
+    });
+    thread.done(&Finish { command_queue: queue });
+    let read = thread.get(DATA, usize::try_from(BYTES).unwrap());
+    assert!(read.iter().all(|byte| *byte == 0), "new memory has bytes of somebody's");
+    // The next one waits for what is on its way back.
+    assert_eq!(thread.status(&alloc), 0);
+    assert_eq!(server.stats().memory.used, BYTES + 4096);
 }
 
 #[test]

@@ -21,11 +21,11 @@ use std::sync::{Arc, LazyLock};
 
 use accel_proto::control::AwaitCompletions;
 use accel_proto::opencl::table::COMMANDS;
-use accel_proto::opencl::{AnyCall, Mem, OPS};
+use accel_proto::opencl::{AnyCall, Mem, OPS, SVMAlloc};
 use accel_proto::samples::{Pool, Samples};
 use accel_proto::{
     AnyHandle, Arguments, Call as _, Handle, INLINE, Limits, List, MESSAGE, Memory, Pieces, Plain, RECORD, Reader,
-    Record, Refused, Sort, Source, Span, Value, Writer,
+    Record, Refused, Sort, Source, Span, SvmAddress, Value, Writer,
 };
 use accel_server::{Backend, Direct, DirectThread, Left, TenantLimits};
 
@@ -115,6 +115,8 @@ struct Names {
     there: [Vec<u32>; Sort::ALL.len()],
     /// Of what the current call makes, if it succeeds.
     made: Vec<(Sort, u32)>,
+    /// Where shared virtual memory was allocated last.
+    shared: Vec<u64>,
 }
 
 impl Names {
@@ -130,6 +132,14 @@ impl Names {
             }
             there.push(name);
         }
+    }
+
+    /// The server has told of shared virtual memory.
+    fn keep_address(&mut self, address: u64) {
+        if self.shared.len() == Self::MOST {
+            self.shared.remove(0);
+        }
+        self.shared.push(address);
     }
 }
 
@@ -221,6 +231,19 @@ impl<'a> Named<'a, '_> {
         Reader::new(place, LIMITS).list(Some((bytes.len() / T::SIZE) as u64), what)
     }
 
+    /// An address in shared virtual memory, mostly of some.
+    fn address(&mut self) -> u64 {
+        let known = usize::try_from(self.next()).unwrap_or_default();
+        let known = known.checked_rem(self.names.shared.len()).unwrap_or_default();
+        let begin = self.names.shared.get(known).copied().unwrap_or_default();
+        match self.below(8) {
+            0 => 0,
+            1 => EDGES[self.below(8) as usize],
+            2 | 3 => begin.wrapping_add(u64::from(self.below(5000))).wrapping_sub(8),
+            _ => begin,
+        }
+    }
+
     fn number(&mut self, what: &str) -> Option<u64> {
         Some(match (what, self.below(8)) {
             ("param_name", _) => u64::from(0x900 + self.below(0xc00)),
@@ -244,6 +267,9 @@ impl<'a> Source<'a> for Named<'a, '_> {
         if let Some(sort) = sort_of::<T>() {
             return Ok(T::get(&self.name(sort, what).to_le_bytes()));
         }
+        if is_address::<T>() {
+            return Ok(T::get(&self.address().to_le_bytes()));
+        }
         match self.number(what) {
             Some(number) if T::SIZE <= size_of::<u64>() => Ok(T::get(&number.to_le_bytes())),
             _ => self.samples.value(what),
@@ -255,10 +281,15 @@ impl<'a> Source<'a> for Named<'a, '_> {
     }
 
     fn list<T: Plain>(&mut self, length: Option<u64>, what: &'static str) -> Result<List<'a, T>, Refused> {
-        let Some(sort) = sort_of::<T>() else {
+        let sort = sort_of::<T>();
+        if sort.is_none() && !is_address::<T>() {
             return self.samples.list(length, what);
-        };
+        }
         let count = length.filter(|count| *count <= 16).ok_or(Refused::Overflow { what })?;
+        let Some(sort) = sort else {
+            let addresses: Vec<u8> = (0..count).flat_map(|_| self.address().to_le_bytes()).collect();
+            return self.keep(&addresses, what);
+        };
         let names: Vec<u8> = (0..count).flat_map(|_| self.name(sort, what).to_le_bytes()).collect();
         self.keep(&names, what)
     }
@@ -308,8 +339,15 @@ impl<'a> Source<'a> for Named<'a, '_> {
     }
 
     fn memory(&mut self, length: Option<u64>, what: &'static str) -> Result<Memory, Refused> {
-        self.samples.memory(length, what)
+        match self.below(2) {
+            0 => Ok(Memory::Svm(SvmAddress(self.address()))),
+            _ => self.samples.memory(length, what),
+        }
     }
+}
+
+fn is_address<T>() -> bool {
+    std::any::type_name::<T>().ends_with("::SvmAddress")
 }
 
 /// A client that is tried out.
@@ -418,9 +456,20 @@ impl<'d> Tried<'d> {
             let status = self.check(&record, &reply, is_refused);
             if status == 0 {
                 self.names.keep();
+                self.learn(&reply);
             }
             let ended = u64::from(record.op()) << 40 | u64::from(is_refused) << 32 | u64::from(status.cast_unsigned());
             self.is_new |= ENDED.with_borrow_mut(|all| all.insert(ended));
+        }
+    }
+
+    /// An address that a reply tells of.
+    fn learn(&mut self, reply: &Record) {
+        let bytes = self.bytes(reply).unwrap_or_default();
+        if reply.op() == SVMAlloc::OP
+            && let Some(address) = bytes.get(4..).and_then(<[u8]>::first_chunk)
+        {
+            self.names.keep_address(u64::from_le_bytes(*address));
         }
     }
 
@@ -520,6 +569,7 @@ fn seeds() -> Vec<Vec<u8>> {
         "clCreateUserEvent",
         "clCreateSampler",
         "clCreateImage",
+        "clSVMAlloc",
     ]
     .map(op);
     let step = |op, seed, how| {
@@ -573,5 +623,22 @@ mod tests {
         });
         let (of, count) = (OPS.len(), succeeded.len());
         assert!(count * 10 >= of * 7, "{count} of {of} calls succeed");
+        // Those that need more than a name.
+        for name in [
+            "clSetKernelArg",
+            "clEnqueueWriteBuffer",
+            "clEnqueueMapBuffer",
+            "clEnqueueSVMMemcpy",
+            "clSetKernelArgSVMPointer",
+        ] {
+            let number = COMMANDS
+                .iter()
+                .find(|command| command.name == name)
+                .and_then(|command| command.op);
+            assert!(
+                number.is_some_and(|number| succeeded.contains(&number.into())),
+                "{name} never succeeds"
+            );
+        }
     }
 }
