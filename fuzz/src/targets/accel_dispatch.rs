@@ -59,6 +59,13 @@ const EDGES: [u64; 8] = [
 static BACKEND: LazyLock<Arc<Backend>> = LazyLock::new(|| Arc::new(Backend::null()));
 static POOL: LazyLock<Pool> = LazyLock::new(|| Pool::new(11));
 
+/// Numbers of calls that make something.
+static MAKERS: LazyLock<BTreeSet<u16>> = LazyLock::new(|| {
+    let makes = |name: &str| name.starts_with("clCreate") || name == "clSVMAlloc";
+    let makers = COMMANDS.iter().filter(|command| makes(command.name));
+    makers.filter_map(|command| command.op).collect()
+});
+
 thread_local! {
     /// How calls have ended so far: the call, and its status or why it was none.
     static ENDED: RefCell<BTreeSet<u64>> = const { RefCell::new(BTreeSet::new()) };
@@ -149,6 +156,8 @@ struct Named<'a, 'n> {
     names: &'n mut Names,
     random: u64,
     is_wild: bool,
+    /// Whether the call makes something, which others then use parts of.
+    makes: bool,
     /// For lists that are made here.
     scratch: &'a mut [u8],
 }
@@ -247,6 +256,10 @@ impl<'a> Named<'a, '_> {
     fn number(&mut self, what: &str) -> Option<u64> {
         Some(match (what, self.below(8)) {
             ("param_name", _) => u64::from(0x900 + self.below(0xc00)),
+            ("size", 2..) if self.makes => u64::from(1024 + self.below(4096)),
+            ("offset" | "src_offset" | "dst_offset", 2..) => 0,
+            ("flags", 2..) => u64::from(self.below(8)),
+            ("alignment", 2..) => 1 << self.below(8),
             (_, 0) => return None,
             (_, 1) => EDGES.get(self.below(8) as usize).copied()?,
             _ => u64::from(self.below(64)),
@@ -277,7 +290,11 @@ impl<'a> Source<'a> for Named<'a, '_> {
     }
 
     fn count<T: Plain>(&mut self, what: &'static str) -> Result<T, Refused> {
-        self.samples.count(what)
+        match what {
+            // Few events are there to be waited for.
+            "num_events_in_wait_list" if self.below(4) != 0 => Ok(T::get(&[0; 8])),
+            _ => self.samples.count(what),
+        }
     }
 
     fn list<T: Plain>(&mut self, length: Option<u64>, what: &'static str) -> Result<List<'a, T>, Refused> {
@@ -381,6 +398,7 @@ impl<'d> Tried<'d> {
             // The factor is that of splitmix64: numbers that differ in a few bits would begin alike.
             random: (u64::from(step.seed) << 16 | u64::from(step.op)).wrapping_mul(0xbf58_476d_1ce4_e5b9) | 1,
             is_wild: step.how & 0x80 != 0,
+            makes: MAKERS.contains(&step.number()),
             scratch: &mut scratch,
         };
         let mut length = match AnyCall::read(step.number(), &mut source) {
@@ -584,15 +602,16 @@ fn seeds() -> Vec<Vec<u8>> {
     };
     let begin: Vec<u8> = made
         .iter()
-        .flat_map(|op| (0..4).flat_map(|seed| step(*op, seed, 1)))
+        // Of few contexts, so that objects are of one.
+        .flat_map(|op| (0..if *op == made[2] { 2 } else { 4 }).flat_map(|seed| step(*op, seed, 1)))
         .collect();
     let count = u16::try_from(OPS.len()).expect("few calls");
     let all: Vec<u16> = (0..count).collect();
-    let each = all.chunks(12).map(|group| {
+    let each = all.chunks(8).map(|group| {
         let mut program = begin.clone();
         // What is released is not there for those that come behind it.
         let (last, first): (Vec<u16>, Vec<u16>) = group.iter().partition(|op| is_release(**op));
-        for (op, times) in first.iter().map(|op| (*op, 16)).chain(last.iter().map(|op| (*op, 2))) {
+        for (op, times) in first.iter().map(|op| (*op, 24)).chain(last.iter().map(|op| (*op, 2))) {
             program.extend((0..times).flat_map(|seed: u16| step(op, seed, seed.to_le_bytes()[0] & 3)));
         }
         program
