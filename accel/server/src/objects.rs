@@ -21,7 +21,7 @@ pub(crate) use accel_proto::Sort;
 use crate::api::{Backend, Code, P};
 use crate::arguments::Parameter;
 use crate::quota::Charge;
-use crate::svm::Used;
+use crate::svm::{Allocation, Used};
 
 /// What the server knows of an object besides what the back end does.
 #[derive(Debug)]
@@ -57,6 +57,8 @@ pub(crate) struct Memory {
     pub(crate) maps: Mutex<Vec<Map>>,
     /// What of the quota goes with it, where the back end does not tell when it is gone.
     _charge: Option<Charge>,
+    /// Shared virtual memory that it is.
+    _shared: Option<Arc<Allocation>>,
 }
 
 /// What a memory object is.
@@ -120,6 +122,17 @@ impl State {
             form,
             maps: Mutex::default(),
             _charge: charge,
+            _shared: None,
+        })
+    }
+
+    /// A buffer that is shared virtual memory.
+    pub(crate) fn shared(form: Form, memory: Arc<Allocation>) -> Self {
+        Self::Mem(Memory {
+            form,
+            maps: Mutex::default(),
+            _charge: None,
+            _shared: Some(memory),
         })
     }
 

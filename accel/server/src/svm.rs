@@ -1,7 +1,7 @@
 //! Shared virtual memory of a client: what it has, and when the back end gets it back.
 //!
 //! ```text
-//!   allocated ── in the table, and held by kernels whose argument it is ──▶ gone ── commands that were put before ──▶ freed
+//!   allocated ── in the table, and held by kernels whose argument and buffers whose memory it is ──▶ gone ── commands that were put before ──▶ freed
 //! ```
 //!
 //! An address is the same for the client and for kernels, and is looked up here whatever it is used for. A back end frees memory at once, so
@@ -76,6 +76,11 @@ impl Allocation {
     /// As the back end takes it.
     pub(crate) fn at(&self, address: u64) -> P {
         std::ptr::with_exposed_provenance_mut(usize::try_from(address.max(self.begin)).unwrap_or_default())
+    }
+
+    /// Whether it was allocated in that context.
+    pub(crate) fn is_in(&self, context: &Held) -> bool {
+        Arc::ptr_eq(&self.context.0, &context.0)
     }
 
     /// Whether an object can work with it: one that was made with the same context.
@@ -168,9 +173,7 @@ impl Svm {
     /// The client lets go of what begins there.
     pub(crate) fn remove(&self, address: u64, context: &Held) -> Result<(), Code> {
         let mut table = lock(&self.table);
-        let is_there = table
-            .get(&address)
-            .is_some_and(|allocation| Arc::ptr_eq(&allocation.context.0, &context.0));
+        let is_there = table.get(&address).is_some_and(|allocation| allocation.is_in(context));
         let removed = if is_there { table.remove(&address) } else { None };
         drop(table);
         removed.map(drop).ok_or(Code::INVALID_VALUE)

@@ -127,14 +127,14 @@ calls! {
     0x0148 EnqueueMigrateMemObjects EnqueueMigrateMemObjects<'a>, Done;
     0x0149 EnqueueMarkerWithWaitList EnqueueMarkerWithWaitList<'a>, Done;
     0x014a EnqueueBarrierWithWaitList EnqueueBarrierWithWaitList<'a>, Done;
-    0x010a CreateBuffer CreateBuffer, Done;
+    0x016e CreateBuffer CreateBuffer, Done;
     0x010b ReleaseMemObject ReleaseMemObject, Done;
     0x010d GetMemObjectInfo GetMemObjectInfo, GetMemObjectInfoReply<'a>;
     0x0137 CreateSubBuffer CreateSubBuffer, Done;
     0x0138 SetMemObjectDestructorCallback SetMemObjectDestructorCallback, Done;
     0x014c CreatePipe CreatePipe<'a>, Done;
     0x014d GetPipeInfo GetPipeInfo, GetPipeInfoReply<'a>;
-    0x0162 CreateBufferWithProperties CreateBufferWithProperties<'a>, Done;
+    0x016f CreateBufferWithProperties CreateBufferWithProperties<'a>, Done;
     0x0100 GetPlatformIDs GetPlatformIDs, GetPlatformIDsReply<'a>;
     0x0101 GetPlatformInfo GetPlatformInfo, GetPlatformInfoReply<'a>;
     0x0102 GetDeviceIDs GetDeviceIDs, GetDeviceIDsReply<'a>;

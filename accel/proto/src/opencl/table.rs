@@ -165,10 +165,14 @@ pub const COMMANDS: &[Command] = &[
     Command {
         name: "clCreateBuffer",
         since: "1.0",
-        op: Some(0x010a),
+        op: Some(0x016e),
         flow: Flow::Sync,
         service: Service::ByHand,
-        effects: &[(Effect::Uses, "context"), (Effect::Creates, "returned")],
+        effects: &[
+            (Effect::Uses, "context"),
+            (Effect::Uses, "host_ptr"),
+            (Effect::Creates, "returned"),
+        ],
         quota: Quota::Bytes(&["size"]),
         checks: &[],
         objects: &[],
@@ -1706,10 +1710,14 @@ pub const COMMANDS: &[Command] = &[
     Command {
         name: "clCreateBufferWithProperties",
         since: "3.0",
-        op: Some(0x0162),
+        op: Some(0x016f),
         flow: Flow::Sync,
         service: Service::ByHand,
-        effects: &[(Effect::Uses, "context"), (Effect::Creates, "returned")],
+        effects: &[
+            (Effect::Uses, "context"),
+            (Effect::Uses, "host_ptr"),
+            (Effect::Creates, "returned"),
+        ],
         quota: Quota::Bytes(&["size"]),
         checks: &[],
         objects: &[],

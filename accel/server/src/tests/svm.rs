@@ -176,6 +176,32 @@ fn it_is_charged_until_nobody_needs_it() {
     assert_eq!(caller.status(&ReleaseKernel { kernel: name(1, 1) }), 0);
     assert_eq!(caller.status(&free(context, three)), 0);
     assert_eq!(tenant.quota.used(), 64);
+    // A buffer that is shared memory is not charged, and keeps it.
+    let four = alloc(&mut caller, context, 8192).unwrap();
+    let buffer = |address, flags, size, index| CreateBuffer {
+        context,
+        flags,
+        size,
+        host_ptr: Some(Memory::Svm(SvmAddress(address))),
+        returned: name(index, 1),
+    };
+    assert_eq!(caller.status(&buffer(four + 4096, 1 | 8, 4096, 5)), 0);
+    assert_eq!(tenant.quota.used(), 64 + (12 << 10));
+    // More than there is, a copy, another context's, and what is none.
+    assert_eq!(caller.status(&buffer(four + 4096, 1 | 8, 4097, 6)), INVALID_VALUE);
+    assert_eq!(caller.status(&buffer(four, 1 | 32, 4096, 6)), INVALID_VALUE);
+    caller.context(name(2, 1));
+    let elsewhere = CreateBuffer {
+        context: name(2, 1),
+        ..buffer(four, 1 | 8, 4096, 6)
+    };
+    assert_eq!(caller.status(&elsewhere), INVALID_VALUE);
+    assert_eq!(caller.status(&buffer(0x1000, 1 | 8, 64, 6)), INVALID_VALUE);
+    assert_eq!(caller.status(&free(context, four)), 0);
+    assert_eq!(tenant.quota.used(), 64 + (12 << 10));
+    assert_eq!(caller.status(&ReleaseMemObject { memobj: name(5, 1) }), 0);
+    assert_eq!(caller.status(&free(context, 0)), 0);
+    assert_eq!(tenant.quota.used(), 64);
     // What is left goes with the client.
     alloc(&mut caller, context, 1).unwrap();
     client.end();
