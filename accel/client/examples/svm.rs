@@ -139,8 +139,8 @@ impl Program {
         let sum = self.alloc(16);
         let old = self.mapped(sum, 16, READ, |bytes| bytes.to_vec());
         assert_eq!(old, [0; 16], "new memory has bytes of somebody's");
-        for (index, node) in (0..).zip(&nodes) {
-            let next = nodes.get(index as usize + 1).map_or(0, |next| next.addr() as u64);
+        let nexts = nodes.iter().skip(1).map(|next| next.addr() as u64).chain([0]);
+        for ((index, node), next) in (0..).zip(&nodes).zip(nexts) {
             self.mapped(*node, size_of::<Node>(), INVALIDATE, |bytes| {
                 let node = Node { next, value: index + 1 };
                 bytes[..8].copy_from_slice(&node.next.to_ne_bytes());

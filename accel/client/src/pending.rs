@@ -68,7 +68,7 @@ impl Pending {
                     .checked_sub(address)
                     .is_some_and(|at| (at as u64) < length)
             };
-            drop(left.delivery.take_if(is_freed));
+            _ = left.delivery.take_if(is_freed);
         }
     }
 

@@ -299,7 +299,15 @@ fn spans(text: &mut String, layout: &Layout) {
         let line = match field.rust_type.as_str() {
             "Span" => format!("each({value});"),
             "Pieces<'a>" => format!("each({value}.data);"),
-            "Memory" => format!("if let Memory::Arena(span) = {value} {{ each(span); }}"),
+            "Memory" => {
+                let matched = if optional {
+                    format!("Some(Memory::Arena(span)) = self.{name}")
+                } else {
+                    format!("Memory::Arena(span) = {value}")
+                };
+                _ = writeln!(lines, "        if let {matched} {{ each(span); }}");
+                continue;
+            }
             _ => continue,
         };
         _ = if optional {

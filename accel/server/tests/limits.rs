@@ -175,7 +175,7 @@ fn shared_memory_that_a_command_still_needs_is_not_freed_by_pocl() {
     });
     thread.done(&Finish { command_queue: queue });
     let read = thread.get(DATA, usize::try_from(BYTES).unwrap());
-    assert!(read.iter().all(|byte| *byte == 0), "new memory has bytes of somebody's");
+    assert!(read.iter().all(|byte| *byte == 0), "the copy was not made");
     // The next one waits for what is on its way back.
     assert_eq!(thread.status(&alloc), 0);
     assert_eq!(server.stats().memory.used, BYTES + 4096);
@@ -214,6 +214,52 @@ fn new_memory_has_nobodys_bytes_by_pocl() {
         thread.done(&write(queue, buffer, size));
         thread.done(&Finish { command_queue: queue });
         thread.done(&ReleaseMemObject { memobj: buffer });
+    }
+}
+
+#[test]
+fn new_shared_memory_has_nobodys_bytes_by_pocl() {
+    let (_directory, path, _server) = start_with(pocl(), &memory(64 << 20));
+    let (_connection, mut thread) = first_thread(&path);
+    let (context, queue) = thread.set_up();
+    for size in [64_u64, 4096, 64 << 10].into_iter().cycle().take(30) {
+        let alloc = SVMAlloc {
+            context,
+            flags: 1,
+            size,
+            alignment: 0,
+        };
+        let bytes = thread.ask(&alloc);
+        let reply = SVMAllocReply::read(&mut Reader::new(&bytes, LIMITS), &alloc).unwrap();
+        assert_eq!(reply.status, 0);
+        let copy = |dst_ptr, src_ptr| EnqueueSVMMemcpy {
+            command_queue: queue,
+            blocking_copy: 1,
+            dst_ptr,
+            src_ptr,
+            size,
+            num_events_in_wait_list: 0,
+            event_wait_list: None,
+            event: Handle::NULL,
+        };
+        let (shared, arena) = (
+            Memory::Svm(reply.returned),
+            Memory::Arena(accel_proto::Span {
+                offset: DATA,
+                length: size,
+            }),
+        );
+        thread.put(DATA, &vec![0xa5; usize::try_from(size).unwrap()]);
+        thread.done(&copy(arena, shared));
+        let found = thread.get(DATA, usize::try_from(size).unwrap());
+        assert!(found.iter().all(|byte| *byte == 0), "{size} bytes");
+        // The next one gets this memory, as malloc(3) has it at hand.
+        thread.put(DATA, &vec![0xa5; found.len()]);
+        thread.done(&copy(shared, arena));
+        thread.done(&SVMFree {
+            context,
+            svm_pointer: reply.returned,
+        });
     }
 }
 

@@ -74,10 +74,8 @@ impl<'a> Call<'a> for CreateBuffer {
     }
 
     fn spans(&self, each: &mut dyn FnMut(Span)) {
-        if let Some(host_ptr) = self.host_ptr {
-            if let Memory::Arena(span) = host_ptr {
-                each(span);
-            }
+        if let Some(Memory::Arena(span)) = self.host_ptr {
+            each(span);
         }
     }
 }
@@ -567,10 +565,8 @@ impl<'a> Call<'a> for CreateBufferWithProperties<'a> {
     }
 
     fn spans(&self, each: &mut dyn FnMut(Span)) {
-        if let Some(host_ptr) = self.host_ptr {
-            if let Memory::Arena(span) = host_ptr {
-                each(span);
-            }
+        if let Some(Memory::Arena(span)) = self.host_ptr {
+            each(span);
         }
     }
 }
