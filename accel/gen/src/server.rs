@@ -39,6 +39,7 @@ const BY_HAND: &[&str] = &[
     "clEnqueueWaitForEvents",
     "clEnqueueWriteImage",
     "clGetCommandQueueInfo",
+    "clGetEventInfo",
     "clGetEventProfilingInfo",
     "clGetProgramInfo",
     "clLinkProgram",

@@ -33,6 +33,8 @@ struct Due {
     /// Registered and not due.
     waiting: usize,
     over: bool,
+    /// Whoever asks is not to wait.
+    hurries: bool,
 }
 
 /// Callbacks of all clients that a back end will call, by the number that it has.
@@ -79,11 +81,22 @@ impl Completions {
         self.changed.notify_all();
     }
 
+    /// Whoever asks does not wait, or does again.
+    pub(crate) fn hurry(&self, hurries: bool) {
+        lock(&self.due).hurries = hurries;
+        self.changed.notify_all();
+    }
+
+    /// All that are due, which stay so.
+    pub(crate) fn due(&self) -> Vec<Completion> {
+        lock(&self.due).queue.iter().copied().collect()
+    }
+
     /// Those that are due, at most so many; waits for one, but not for long.
     pub(crate) fn wait(&self, most: usize, patience: Duration) -> Vec<Completion> {
         let deadline = Instant::now() + patience.min(LONGEST);
         let mut due = lock(&self.due);
-        while due.queue.is_empty() && !due.over && most > 0 {
+        while due.queue.is_empty() && !due.over && !due.hurries && most > 0 {
             let Some(left) = deadline
                 .checked_duration_since(Instant::now())
                 .filter(|left| !left.is_zero())

@@ -9,7 +9,8 @@ use accel_proto::opencl::AnyCall;
 use accel_proto::{Arguments, Call, Effect, Limits, List, MESSAGE, Object, Reader, Record, Refused, Span};
 
 use crate::api::Code;
-use crate::generated::{carry_out, queue_of, work_of};
+pub(crate) use crate::generated::carry_out;
+use crate::generated::{queue_of, work_of};
 use crate::session::{Client, Session};
 
 /// One line for each call: its name, and the function that carries it out.
@@ -192,6 +193,9 @@ fn read_message<'m>(client: &Client, span: Span, message: &'m mut [u8]) -> Resul
 fn run(session: &mut Session<'_>, call: &AnyCall<'_>, waits: bool) {
     let queue = queue_of(call).and_then(|name| session.queue(name));
     let mut outcome = metered(session, call);
+    if outcome.is_ok() {
+        crate::saved::log(session, call);
+    }
     if let Err(code) = outcome {
         session.client.tenant.counters.failed(code);
     }

@@ -1,4 +1,4 @@
-//! Objects of a client: a table for each sort, by index and generation, and what the server knows of each object.
+//! Objects of a client: what the server knows of each.
 //!
 //! An object of the back end has one reference, the server's, which is given back when the last holder here lets go: the table, a call
 //! that works with it, or an object that was made with it. So one that others need stays, as in the API, and is found by its name for as
@@ -11,16 +11,17 @@
 use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicI32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use accel_proto::opencl::Mem;
-use accel_proto::{Handle, List, rect};
+use accel_proto::{List, rect};
+use serde::{Deserialize, Serialize};
 
 pub(crate) use accel_proto::Sort;
 
 use crate::api::{Backend, Code, P};
 use crate::arguments::Parameter;
 use crate::quota::Charge;
+use crate::saved::Logged;
 use crate::svm::{Allocation, Used};
 
 /// What the server knows of an object besides what the back end does.
@@ -36,6 +37,21 @@ pub(crate) enum State {
     Kernel(Launchable),
     /// An event that the client completes.
     UserEvent,
+    /// An event of before the machine was saved.
+    Past(Past),
+    /// A program that was made of what another server had built; its calls are in its log.
+    Rebuilt,
+}
+
+/// What is known of a command that was complete when the machine was saved.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(crate) struct Past {
+    /// CL_EVENT_COMMAND_TYPE.
+    pub(crate) command: u32,
+    /// CL_EVENT_COMMAND_EXECUTION_STATUS: complete, or an error.
+    pub(crate) status: i32,
+    /// When it was queued, submitted, started, ended and complete, where that was measured.
+    pub(crate) times: Option<[u64; 5]>,
 }
 
 /// A queue.
@@ -71,7 +87,7 @@ pub(crate) enum Form {
 }
 
 /// A part that is mapped: while it is, its bytes are in the arena.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Map {
     /// Where in the arena.
     pub(crate) at: u64,
@@ -81,7 +97,7 @@ pub(crate) struct Map {
 }
 
 /// Which part.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) enum Region {
     Buffer {
         offset: u64,
@@ -199,6 +215,12 @@ pub(crate) struct Object {
     backend: Arc<Backend>,
     /// What it was made with, which goes after it.
     owners: Vec<Arc<Self>>,
+    /// The name that the client chose; zero if it chose none.
+    pub(crate) name: u32,
+    /// When it was made, where that is kept.
+    pub(crate) order: u64,
+    /// The calls that made it and brought it to its state, where they are kept.
+    pub(crate) log: Mutex<Vec<Logged>>,
 }
 
 // SAFETY: 1. objects of the API may be used from all threads (OpenCL API, "Thread safety"), but for kernels, which `alone` is for; 2. the
@@ -217,6 +239,9 @@ impl Object {
             state,
             backend: Arc::clone(backend),
             owners: owners.iter().map(|owner| Arc::clone(&owner.0)).collect(),
+            name: 0,
+            order: 0,
+            log: Mutex::default(),
         }
     }
 
@@ -229,12 +254,49 @@ impl Object {
             state: State::Plain,
             backend: Arc::clone(backend),
             owners: Vec::new(),
+            name: 0,
+            order: 0,
+            log: Mutex::default(),
         }
     }
 
     /// As the back end knows it.
     pub(crate) fn raw(&self) -> P {
         self.raw
+    }
+
+    pub(crate) fn sort(&self) -> Sort {
+        self.sort
+    }
+
+    /// Which object it is.
+    pub(crate) fn address(&self) -> usize {
+        self.raw.addr()
+    }
+
+    /// What it needs: what it was made with, and a kernel's arguments.
+    pub(crate) fn needs(&self) -> Vec<Arc<Self>> {
+        let mut needs = self.owners.clone();
+        if let State::Kernel(kernel) = &self.state {
+            let arguments = kernel.arguments.lock().unwrap_or_else(PoisonError::into_inner);
+            needs.extend(arguments.values().map(|held| Arc::clone(&held.0)));
+        }
+        needs
+    }
+
+    /// What of this sort it was made with.
+    pub(crate) fn owner(&self, sort: Sort) -> Option<&Arc<Self>> {
+        self.owners.iter().find(|owner| owner.sort == sort)
+    }
+
+    /// The failure of a queue or a kernel that nobody has heard of.
+    pub(crate) fn untold_failure(&self) -> i32 {
+        match &self.state {
+            State::Queue(Queue { failed, .. }) | State::Kernel(Launchable { failed, .. }) => {
+                failed.load(Ordering::Relaxed)
+            }
+            _ => 0,
+        }
     }
 
     /// Whose object it is.
@@ -357,179 +419,5 @@ pub(crate) struct MaybeHeld(pub(crate) Option<Held>);
 impl MaybeHeld {
     pub(crate) fn raw(&self) -> P {
         self.0.as_ref().map_or(std::ptr::null_mut(), |held| held.raw())
-    }
-}
-
-/// A place in a table.
-#[derive(Debug)]
-enum Slot {
-    /// Its last name was of this generation; zero if it had none.
-    Free(u32),
-    /// The client holds it.
-    Live(u32, Arc<Object>),
-    /// The client has released it; others may still need it, and then it is found.
-    Released(u32, Weak<Object>),
-    /// It was never made, and nobody has waited to hear why.
-    Failed(u32, Code),
-}
-
-impl Slot {
-    fn generation(&self) -> u32 {
-        match self {
-            Self::Free(generation)
-            | Self::Live(generation, _)
-            | Self::Released(generation, _)
-            | Self::Failed(generation, _) => *generation,
-        }
-    }
-
-    fn object(&self) -> Option<Arc<Object>> {
-        match self {
-            Self::Live(_, object) => Some(Arc::clone(object)),
-            Self::Released(_, object) => object.upgrade(),
-            Self::Free(_) | Self::Failed(..) => None,
-        }
-    }
-}
-
-/// Objects of one sort.
-#[derive(Debug)]
-pub(crate) struct Table {
-    sort: Sort,
-    /// What the client names.
-    own: Vec<Slot>,
-    /// What it is told of, from [`Handle::FIRST_TOLD`] on.
-    told: Vec<Arc<Object>>,
-}
-
-impl Table {
-    pub(crate) fn new(sort: Sort) -> Self {
-        Self {
-            sort,
-            own: Vec::new(),
-            told: Vec::new(),
-        }
-    }
-
-    /// The object with that name.
-    pub(crate) fn find(&self, name: u32) -> Result<Held, Code> {
-        let handle = Handle::<Mem>::from_raw(name);
-        let index = handle.index() as usize;
-        if let Some(told) = index.checked_sub(Handle::<Mem>::FIRST_TOLD as usize) {
-            let found = self.told.get(told).filter(|_| handle.generation() == 1);
-            return found
-                .map(|object| Held(Arc::clone(object)))
-                .ok_or(Code(self.sort.invalid()));
-        }
-        let slot = self
-            .own
-            .get(index)
-            .filter(|slot| slot.generation() == handle.generation());
-        match slot {
-            Some(Slot::Failed(_, code)) => Err(*code),
-            // Nothing puts commands into one that was released, though events need it, or the work that it still has.
-            Some(Slot::Released(..)) if self.sort == Sort::CommandQueue => Err(Code(self.sort.invalid())),
-            slot => slot.and_then(Slot::object).map(Held).ok_or(Code(self.sort.invalid())),
-        }
-    }
-
-    /// Gives an object the name that the client chose.
-    pub(crate) fn insert(&mut self, name: u32, object: Arc<Object>) -> Result<(), Code> {
-        let generation = Handle::<Mem>::from_raw(name).generation();
-        *self.free(name)? = Slot::Live(generation, object);
-        Ok(())
-    }
-
-    /// Under that name nothing was made.
-    pub(crate) fn fail(&mut self, name: u32, code: Code) {
-        let generation = Handle::<Mem>::from_raw(name).generation();
-        if let Ok(slot) = self.free(name) {
-            *slot = Slot::Failed(generation, code);
-        }
-    }
-
-    /// A place that has no object, for a name that it did not have before.
-    fn free(&mut self, name: u32) -> Result<&mut Slot, Code> {
-        let handle = Handle::<Mem>::from_raw(name);
-        let (index, generation) = (handle.index() as usize, handle.generation());
-        if generation == 0 || handle.index() >= Handle::<Mem>::FIRST_TOLD {
-            return Err(Code::INVALID_VALUE);
-        }
-        if index >= self.own.len() {
-            self.own.resize_with(index + 1, || Slot::Free(0));
-        }
-        match self.own.get_mut(index) {
-            Some(Slot::Live(..)) | None => Err(Code::INVALID_VALUE),
-            Some(slot) if slot.generation() == generation => Err(Code::INVALID_VALUE),
-            Some(slot) => Ok(slot),
-        }
-    }
-
-    /// The client lets go: what it has held, which the caller drops when the table is no longer locked.
-    pub(crate) fn release(&mut self, name: u32) -> Result<Option<Arc<Object>>, Code> {
-        let handle = Handle::<Mem>::from_raw(name);
-        if handle.index() >= Handle::<Mem>::FIRST_TOLD {
-            // What was told stays.
-            return self.find(name).map(|_| None);
-        }
-        let slot = self.own.get_mut(handle.index() as usize);
-        let slot = slot.filter(|slot| slot.generation() == handle.generation());
-        match slot {
-            Some(slot @ Slot::Live(..)) => {
-                let released = slot.object();
-                let weak = released.as_ref().map(Arc::downgrade).unwrap_or_default();
-                *slot = Slot::Released(handle.generation(), weak);
-                Ok(released)
-            }
-            Some(slot @ Slot::Failed(..)) => {
-                *slot = Slot::Free(handle.generation());
-                Ok(None)
-            }
-            _ => Err(Code(self.sort.invalid())),
-        }
-    }
-
-    /// The name of something that the client is told of.
-    pub(crate) fn tell(&mut self, raw: P, object: impl FnOnce() -> Object) -> u32 {
-        if let Some(name) = self.name_of(raw) {
-            return name;
-        }
-        self.told.push(Arc::new(object()));
-        Self::told_name(self.told.len() - 1)
-    }
-
-    fn told_name(place: usize) -> u32 {
-        let index = u32::try_from(place)
-            .ok()
-            .and_then(|place| place.checked_add(Handle::<Mem>::FIRST_TOLD));
-        index
-            .and_then(|index| Handle::<Mem>::new(index, 1))
-            .map_or(0, Handle::raw)
-    }
-
-    /// The name of an object of the back end's; asked for by few queries, whose answers clients keep.
-    pub(crate) fn name_of(&self, raw: P) -> Option<u32> {
-        let told = self.told.iter().position(|object| object.raw == raw);
-        told.map(Self::told_name).or_else(|| {
-            let found = (0..)
-                .zip(&self.own)
-                .find(|(_, slot)| slot.object().is_some_and(|object| object.raw == raw));
-            let (index, slot) = found?;
-            Handle::<Mem>::new(index, slot.generation()).map(Handle::raw)
-        })
-    }
-
-    /// All that are there.
-    pub(crate) fn all(&self) -> impl Iterator<Item = Held> {
-        self.own.iter().filter_map(Slot::object).map(Held)
-    }
-
-    /// Lets all go that the client holds: what it has held, to be dropped when the table is no longer locked.
-    pub(crate) fn clear(&mut self) -> Vec<Arc<Object>> {
-        let held = std::mem::take(&mut self.own).into_iter().filter_map(|slot| match slot {
-            Slot::Live(_, object) => Some(object),
-            Slot::Free(_) | Slot::Released(..) | Slot::Failed(..) => None,
-        });
-        held.collect()
     }
 }

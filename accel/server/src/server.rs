@@ -201,7 +201,11 @@ impl Server {
     /// How the greeting failed, or how the client broke the protocol.
     pub fn serve_client(&self, socket: PacketSocket) -> Result<(), Error> {
         match self.count() {
-            Some(counted) => self.serve_counted(accept(socket, &self.settings)?, counted),
+            Some(counted) => {
+                let connection = accept(socket, &self.settings)?;
+                let client = Arc::new(self.client(&connection));
+                self.serve_counted(connection, &client, || (), counted)
+            }
             None => Ok(()),
         }
     }
@@ -213,9 +217,38 @@ impl Server {
     /// How the client broke the protocol.
     pub fn serve_connection(&self, connection: ServerConnection) -> Result<(), Error> {
         match self.count() {
-            Some(counted) => self.serve_counted(connection, counted),
+            Some(counted) => {
+                let client = Arc::new(self.client(&connection));
+                self.serve_counted(connection, &client, || (), counted)
+            }
             None => Ok(()),
         }
+    }
+
+    /// A client of a connection, of which nothing is there yet.
+    fn client(&self, connection: &ServerConnection) -> Client {
+        let (backend, tenant) = (Arc::clone(&self.backend), Arc::clone(&self.tenant));
+        Client::new(backend, tenant, connection.window.clone())
+    }
+
+    /// Serves a client that can be saved: a new one, or one that was. What `known` gives is dropped when no thread works for it any more.
+    pub(crate) fn serve_saved<T>(
+        &self,
+        connection: ServerConnection,
+        resumed: Option<Arc<Client>>,
+        known: impl FnOnce(&Arc<Client>) -> T,
+    ) -> Result<(), Error> {
+        let Some(counted) = self.count() else { return Ok(()) };
+        let client = resumed.unwrap_or_else(|| {
+            let client = self.client(&connection);
+            Arc::new(client.saved(connection.ends.len(), None))
+        });
+        self.serve_counted(connection, &client, || known(&client), counted)
+    }
+
+    /// What carries calls out, and for whom.
+    pub(crate) fn parts(&self) -> (&Arc<Backend>, &Arc<Tenant>) {
+        (&self.backend, &self.tenant)
     }
 
     /// One client more, if there can be.
@@ -242,7 +275,13 @@ impl Server {
         number
     }
 
-    fn serve_counted(&self, mut connection: ServerConnection, counted: Counted<'_>) -> Result<(), Error> {
+    fn serve_counted<T>(
+        &self,
+        mut connection: ServerConnection,
+        client: &Arc<Client>,
+        known: impl FnOnce() -> T,
+        counted: Counted<'_>,
+    ) -> Result<(), Error> {
         let ends = std::mem::take(&mut connection.ends);
         log::info!(
             "a client with {} threads by {}, on {}",
@@ -251,12 +290,9 @@ impl Server {
             self.backend.name()
         );
         let number = self.add(&connection, ends.len());
-        let client = Client::new(
-            Arc::clone(&self.backend),
-            Arc::clone(&self.tenant),
-            connection.window.clone(),
-        );
-        let outcome = serve_ends(&client, connection, ends);
+        let known = known();
+        let outcome = serve_ends(client, connection, ends);
+        drop(known);
         client.end();
         self.connected().remove(&number);
         log::info!("a client has ended, and all of its objects are released");
@@ -270,12 +306,12 @@ fn serve_ends(client: &Client, connection: ServerConnection, ends: Vec<ServerEnd
     let (ended, news) = mpsc::channel();
     thread::scope(|scope| {
         let mut outcome = Ok(());
-        for end in ends {
+        for (index, end) in ends.into_iter().enumerate() {
             let ended = ended.clone();
             let builder = thread::Builder::new().name("accel-worker".into()).stack_size(STACK);
             let started = builder.spawn_scoped(scope, move || {
                 // Nobody listens to those that end later.
-                _ = ended.send(serve_end(client, end));
+                _ = ended.send(serve_end(client, end, index));
             });
             if let Err(source) = started {
                 outcome = Err(Error::Io {
@@ -305,17 +341,32 @@ fn serve_ends(client: &Client, connection: ServerConnection, ends: Vec<ServerEnd
 }
 
 /// One thread of a client.
-fn serve_end(client: &Client, mut end: ServerEnd) -> Result<(), Error> {
+fn serve_end(client: &Client, mut end: ServerEnd, index: usize) -> Result<(), Error> {
     let mut worker = Worker::new(client);
+    let turn = client.turns.get(index);
+    let lock = || turn.map(|turn| turn.lock().unwrap_or_else(PoisonError::into_inner));
+    if let Some(mut turn) = lock() {
+        *turn = end.position();
+    }
     loop {
         let request = match end.receive(None) {
             Ok(request) => request,
             Err(Error::PeerGone) => return Ok(()),
             Err(error) => return Err(error),
         };
+        // A machine that is saved now has the record in its ring still.
+        let turn = lock();
         let answer = worker.serve(&Record::from_bytes(request.to_bytes()));
         let answer = answer.map(|answer| wire::ring::Record::from_bytes(answer.as_bytes()));
-        match end.finish(&request, answer.as_ref(), PATIENCE) {
+        let finished = end.finish(&request, answer.as_ref(), PATIENCE);
+        let finished = match turn {
+            // Whoever goes on from there has the answer behind it.
+            Some(mut turn) => finished
+                .and_then(|()| end.flush(PATIENCE))
+                .map(|()| *turn = end.position()),
+            None => finished,
+        };
+        match finished {
             Ok(()) => {}
             Err(Error::PeerGone) => return Ok(()),
             Err(error) => return Err(error),

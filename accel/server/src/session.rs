@@ -11,19 +11,22 @@
 use std::cell::Cell;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use accel_proto::opencl::{CommandQueue, Event, Mem};
 use accel_proto::{AnyHandle, Call, Handle, List, MESSAGE, Pieces, Plain, Reply, Sorted, Span, Writer};
+use accel_transport::Position;
 use accel_window::Window;
 
 use crate::api::{Api, Backend, Code, P};
 use crate::arguments;
 use crate::completions::Completions;
 use crate::marshal::{Answer, Copies, Many, Place, Places, Properties};
-use crate::objects::{Form, Held, MaybeHeld, Object, Sort, State, Table};
+use crate::objects::{Form, Held, MaybeHeld, Object, Sort, State};
 use crate::quota::Charge;
+use crate::saved::{Image, Order, Replay};
 use crate::svm::Svm;
+use crate::table::Table;
 use crate::tenant::Tenant;
 
 /// Numbers of the API (cl.h).
@@ -48,11 +51,18 @@ pub(crate) struct Client {
     pub(crate) tenant: Arc<Tenant>,
     tables: RwLock<[Table; Sort::ALL.len()]>,
     /// Queues that were released with work in them, each with an event that is complete when that is done, if the back end has such.
-    retired: Mutex<Vec<(Held, Option<Held>)>>,
+    pub(crate) retired: Mutex<Vec<(Held, Option<Held>)>>,
     pub(crate) completions: Arc<Completions>,
     pub(crate) svm: Svm,
     abandoned: AtomicBool,
-    /// The last to go.
+    /// Calls that make objects are kept, in this order, where the client can be saved.
+    pub(crate) order: Option<Order>,
+    /// Why it cannot be all the same.
+    pub(crate) unsaved: OnceLock<&'static str>,
+    /// For each of its threads: held while that works on a record; where it was in its rings after the last one.
+    pub(crate) turns: Vec<Mutex<Option<Position>>>,
+    /// The last two to go: what memory of a client is made of that was saved, and its window.
+    pub(crate) _image: Option<Arc<Image>>,
     pub(crate) window: Option<Window>,
 }
 
@@ -66,6 +76,10 @@ impl Client {
             completions: Arc::default(),
             svm: Svm::default(),
             abandoned: AtomicBool::new(false),
+            order: None,
+            unsaved: OnceLock::new(),
+            turns: Vec::new(),
+            _image: None,
             window,
         }
     }
@@ -75,11 +89,11 @@ impl Client {
         self.window.as_ref().map_or(0, |window| window.geometry().arena())
     }
 
-    fn tables(&self) -> RwLockReadGuard<'_, [Table; Sort::ALL.len()]> {
+    pub(crate) fn tables(&self) -> RwLockReadGuard<'_, [Table; Sort::ALL.len()]> {
         self.tables.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn tables_mut(&self) -> RwLockWriteGuard<'_, [Table; Sort::ALL.len()]> {
+    pub(crate) fn tables_mut(&self) -> RwLockWriteGuard<'_, [Table; Sort::ALL.len()]> {
         self.tables.write().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -155,18 +169,45 @@ impl Client {
             .unwrap_or_default()
     }
 
-    fn finish(&self, queue: &Held) {
-        if let Ok(function) = self.backend.api.clFinish() {
-            // SAFETY: 1. the queue is held.
-            let status = unsafe { function(queue.raw()) };
-            if status != 0 {
-                log::warn!("a client's queue ends with {status}");
-            }
+    /// Waits until a queue's commands are complete; whether that was possible.
+    pub(crate) fn finish(&self, queue: &Held) -> bool {
+        let Ok(function) = self.backend.api.clFinish() else {
+            return false;
+        };
+        // SAFETY: 1. the queue is held.
+        let status = unsafe { function(queue.raw()) };
+        if status != 0 {
+            log::warn!("a client's queue ends with {status}");
         }
+        status == 0
+    }
+
+    /// An event that is complete when all is that is in the queue now, if the back end has such.
+    pub(crate) fn mark(&self, queue: &Held) -> Option<Held> {
+        let api = &self.backend.api;
+        let mut raw: P = std::ptr::null_mut();
+        let marked = api.clEnqueueMarkerWithWaitList().is_ok_and(|function| {
+            // SAFETY: 1. the queue is held; 2. the place has room for an event.
+            unsafe { function(queue.raw(), 0, std::ptr::null_mut(), (&raw mut raw).cast()) == 0 }
+        });
+        let event = (marked && !raw.is_null()).then(|| {
+            let event = Object::new(&self.backend, (Sort::Event, raw), State::Plain, &[queue]);
+            Held(Arc::new(event))
+        });
+        if let Ok(function) = api.clFlush() {
+            // SAFETY: 1. the queue is held. The marker is submitted.
+            _ = unsafe { function(queue.raw()) };
+        }
+        event
     }
 
     /// The client releases a queue, which may have work in it. Releasing flushes (OpenCL API, clReleaseCommandQueue).
     fn retire(&self, queue: Held) {
+        let api = &self.backend.api;
+        if let Ok(function) = api.clFlush() {
+            // SAFETY: 1. the queue is held. What fails is told by nobody: the client has let go.
+            _ = unsafe { function(queue.raw()) };
+        }
         let event = self.mark(&queue);
         let mut retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
         retired.push((queue, event));
@@ -177,52 +218,6 @@ impl Client {
         *retired = busy;
         drop(retired);
         drop::<Vec<_>>(done);
-    }
-
-    /// An event that is complete when all is done that a queue has now; nothing if the back end has none.
-    fn mark(&self, queue: &Held) -> Option<Held> {
-        let api = &self.backend.api;
-        let flush = || {
-            if let Ok(function) = api.clFlush() {
-                // SAFETY: 1. the queue is held. What fails is told by nobody: the client does not wait for it.
-                _ = unsafe { function(queue.raw()) };
-            }
-        };
-        flush();
-        let mut raw: P = std::ptr::null_mut();
-        let marked = api.clEnqueueMarkerWithWaitList().is_ok_and(|function| {
-            // SAFETY: 1. the queue is held; 2. the place has room for an event.
-            unsafe { function(queue.raw(), 0, std::ptr::null_mut(), (&raw mut raw).cast()) == 0 }
-        });
-        let event = (marked && !raw.is_null()).then(|| {
-            Held(Arc::new(Object::new(
-                &self.backend,
-                (Sort::Event, raw),
-                State::Plain,
-                &[queue],
-            )))
-        });
-        // The marker is submitted, too.
-        flush();
-        event
-    }
-
-    /// Events that are complete when all is done that the client's queues have now, also those that it has released.
-    pub(crate) fn markers(&self) -> Option<Vec<Held>> {
-        let retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut events: Vec<Held> = retired
-            .iter()
-            .map(|(_, event)| event.clone())
-            .collect::<Option<Vec<_>>>()?;
-        drop(retired);
-        let queues: Vec<Held> = match self.tables().get(Sort::CommandQueue as usize) {
-            Some(table) => table.all().collect(),
-            None => Vec::new(),
-        };
-        for queue in &queues {
-            events.push(self.mark(queue)?);
-        }
-        Some(events)
     }
 
     /// Whether a command is complete.
@@ -245,6 +240,8 @@ pub(crate) struct Session<'c> {
     is_command: Cell<bool>,
     /// Its event.
     event: Cell<Option<Held>>,
+    /// What is there in place of the arena while calls of before are made again.
+    pub(crate) replay: Option<Replay>,
     encoded: Box<[u8]>,
     length: usize,
     /// Where in the arena it may go.
@@ -265,6 +262,7 @@ impl<'c> Session<'c> {
             client,
             is_command: Cell::new(false),
             event: Cell::new(None),
+            replay: None,
             encoded: vec![0; MESSAGE].into(),
             length: 0,
             place: None,
@@ -338,7 +336,10 @@ impl<'c> Session<'c> {
             (false, _) => {}
         }
         state.inherit(owners);
-        let object = Arc::new(Object::new(&self.client.backend, (K::SORT, raw), state, owners));
+        let mut object = Object::new(&self.client.backend, (K::SORT, raw), state, owners);
+        object.name = name.raw();
+        object.order = self.client.order.as_ref().map_or(0, Order::next);
+        let object = Arc::new(object);
         if is_event {
             self.event.set(Some(Held(Arc::clone(&object))));
         }
@@ -446,9 +447,12 @@ impl<'c> Session<'c> {
 
     /// Where bytes of the arena are. They are the client's to change at any time.
     pub(crate) fn arena(&self, span: Option<Span>) -> Result<P, Code> {
-        let Some(Span { offset, length }) = span else {
+        let Some(span @ Span { offset, length }) = span else {
             return Ok(std::ptr::null_mut());
         };
+        if let Some(replay) = &self.replay {
+            return replay.find(span).map(|bytes| bytes.as_ptr().cast_mut().cast());
+        }
         match &self.client.window {
             Some(window) => {
                 let region = window.slice(offset, length).map_err(|_| Code::INVALID_VALUE)?;
@@ -462,6 +466,9 @@ impl<'c> Session<'c> {
 
     /// Bytes of the arena, copied.
     pub(crate) fn copy(&self, span: Span) -> Result<Vec<u8>, Code> {
+        if let Some(replay) = &self.replay {
+            return replay.find(span).map(<[u8]>::to_vec);
+        }
         let mut bytes = Vec::new();
         let length = usize::try_from(span.length).map_err(|_| Code::OUT_OF_HOST_MEMORY)?;
         bytes
@@ -475,6 +482,17 @@ impl<'c> Session<'c> {
             region.read(0, &mut bytes).map_err(|_| Code::INVALID_VALUE)?;
         }
         Ok(bytes)
+    }
+
+    /// Bytes for a part of the arena, if there is one.
+    pub(crate) fn give(&self, span: Option<Span>, bytes: &[u8]) -> Result<(), Code> {
+        let (Some(span), Some(window)) = (span, &self.client.window) else {
+            return Ok(());
+        };
+        let region = window
+            .slice(span.offset, span.length)
+            .map_err(|_| Code::INVALID_VALUE)?;
+        region.write(0, bytes).map_err(|_| Code::INVALID_VALUE)
     }
 
     /// Pieces of the arena, copied: a compiler reads them more than once.

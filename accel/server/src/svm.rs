@@ -222,3 +222,11 @@ impl Svm {
         }
     }
 }
+
+impl Client {
+    /// Events that are complete when all is done that the client's queues have now, also those that it has released; nothing if the back end
+    /// has no such events.
+    fn markers(&self) -> Option<Vec<Held>> {
+        self.queues().iter().map(|queue| self.mark(queue)).collect()
+    }
+}

@@ -76,7 +76,13 @@ impl Node {
 
     fn control(&self) -> (FrameReader<UnixStream>, FrameWriter<UnixStream>) {
         let (begin, reader) = self.next();
-        assert_eq!(begin, Begin::Control { version: VERSION });
+        assert_eq!(
+            begin,
+            Begin::Control {
+                version: VERSION,
+                resumed: Vec::new()
+            }
+        );
         let writer = FrameWriter::new(reader.get_ref().try_clone().unwrap());
         (reader, writer)
     }

@@ -16,7 +16,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use accel_window::{Geometry, Holder, Side, VERSIONS, Window};
+use accel_window::{Geometry, Holder, ServerPair, Side, VERSIONS, Window};
 use rustix::fs::Uid;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use wire::packet::{MAX_FDS, PacketSocket};
@@ -29,7 +29,8 @@ use crate::greeting::{
 };
 use crate::peer::{Bell, Peer, Watch};
 use crate::placement::Placement;
-use crate::ring_end::{BATCH, RingEnd};
+use crate::resumption::Resumption;
+use crate::ring_end::{BATCH, Position, RingEnd};
 use crate::stream_end::StreamEnd;
 use crate::{ClientEnd, Error, FutexSignal, Protocol, ServerEnd, Signal, SocketSignal, Transport};
 
@@ -106,8 +107,55 @@ pub fn connect(socket: PacketSocket, offer: &Offer) -> Result<ClientConnection, 
     };
     send(&socket, &hello, &[])?;
     let (welcome, fds): (Welcome, _) = receive(&socket, "welcome", offer.patience)?;
-    let (agreed, wake, memory) = match welcome {
-        Welcome::Refused(reason) => return Err(Protocol::Refused(reason).into()),
+    let (agreed, wake, memory) = accepted(welcome, offer)?;
+    let Agreement { transport, pairs, .. } = agreed;
+    let wanted = usize::from(transport.has_rings()) + agreed.sockets(wake);
+    let mut fds = receive_all(&socket, fds, wanted, offer.patience)?.into_iter();
+    let window = match transport.has_rings() {
+        true => Some(open_window(&socket, fds.next(), memory, pairs)?),
+        false => None,
+    };
+    let socket = Arc::new(socket);
+    // In a virtual machine, which can be saved.
+    let resumption = match &window {
+        Some((window, _)) if (wake, memory) == (Wake::Sockets, Memory::File) => {
+            Some(Resumption::new(window.life()?, Arc::clone(&socket))?)
+        }
+        _ => None,
+    };
+    let mut ends = Vec::new();
+    for pair in 0..pairs {
+        let way = match (&window, &resumption) {
+            (Some((window, _)), None) => {
+                let server = server_of(window, pair, fds.next(), &socket)?;
+                Way::Ring(Box::new(client_end(agreed, window, pair, server)?))
+            }
+            (Some((window, _)), Some(resumption)) => {
+                let server = resumption.join(next(pair, fds.next())?)?;
+                Way::Ring(Box::new(client_end(agreed, window, pair, server)?))
+            }
+            (None, _) => Way::Stream(StreamEnd::new(next(pair, fds.next())?, Sequence::Stamped)?),
+        };
+        ends.push(ClientEnd::new(way, transport));
+    }
+    Ok(ClientConnection {
+        transport,
+        window,
+        ends,
+        _socket: socket,
+    })
+}
+
+/// What a client has got, if that is anything it asked for.
+fn accepted(welcome: Welcome, offer: &Offer) -> Result<(Agreement, Wake, Memory), Error> {
+    match welcome {
+        Welcome::Refused(reason) => Err(Protocol::Refused(reason).into()),
+        Welcome::Accepted { transport, pairs, .. }
+            if !offer.transports.contains(&transport) || pairs == 0 || pairs > offer.pairs =>
+        {
+            let reason = format!("{transport} with {pairs} pairs was not asked for");
+            Err(unsound("welcome", reason))
+        }
         Welcome::Accepted {
             transport,
             pairs,
@@ -121,35 +169,9 @@ pub fn connect(socket: PacketSocket, offer: &Offer) -> Result<ClientConnection, 
                 pairs,
                 busy_poll,
             };
-            (agreed, wake, memory)
+            Ok((agreed, wake, memory))
         }
-    };
-    let Agreement { transport, pairs, .. } = agreed;
-    if !offer.transports.contains(&transport) || pairs == 0 || pairs > offer.pairs {
-        let reason = format!("{transport} with {pairs} pairs was not asked for");
-        return Err(unsound("welcome", reason));
     }
-    let wanted = usize::from(transport.has_rings()) + agreed.sockets(wake);
-    let mut fds = receive_all(&socket, fds, wanted, offer.patience)?.into_iter();
-    let window = match transport.has_rings() {
-        true => Some(open_window(&socket, fds.next(), memory, pairs)?),
-        false => None,
-    };
-    let socket = Arc::new(socket);
-    let mut ends = Vec::new();
-    for pair in 0..pairs {
-        let way = match &window {
-            Some((window, _)) => Way::Ring(Box::new(client_end(agreed, window, pair, fds.next(), &socket)?)),
-            None => Way::Stream(StreamEnd::new(next(pair, fds.next())?, Sequence::Stamped)?),
-        };
-        ends.push(ClientEnd::new(way, transport));
-    }
-    Ok(ClientConnection {
-        transport,
-        window,
-        ends,
-        _socket: socket,
-    })
 }
 
 /// What a client was given as the window. One that is no memfd is taken of root alone, or of who is the same user: whoever shrank it
@@ -185,14 +207,13 @@ fn may_shrink(server: Uid, own: Uid) -> bool {
     server.is_root() || server == own
 }
 
-/// A client's end of a pair of rings.
-fn client_end(
-    agreed: Agreement,
+/// What wakes a server, and what is seen of it; the connection ends with it.
+fn server_of(
     window: &Window,
     pair: u32,
     bell: Option<OwnedFd>,
     socket: &Arc<PacketSocket>,
-) -> Result<RingEnd, Error> {
+) -> Result<(Box<dyn Signal>, Peer), Error> {
     let peer = Peer::Server {
         life: window.life()?,
         socket: Arc::clone(socket),
@@ -201,6 +222,16 @@ fn client_end(
         Some(bell) => Box::new(SocketSignal::new(bell)),
         None => futex_signal(window, pair, Side::Client)?,
     };
+    Ok((signal, peer))
+}
+
+/// A client's end of a pair of rings.
+fn client_end(
+    agreed: Agreement,
+    window: &Window,
+    pair: u32,
+    (signal, peer): (Box<dyn Signal>, Peer),
+) -> Result<RingEnd, Error> {
     let rings = window.client_pair(pair)?;
     let placement = match agreed.transport {
         Transport::SameCpu => Placement::tell(window.client_cpu(pair)?),
@@ -322,11 +353,43 @@ impl Agreement {
         }
     }
 
+    /// The server's half of a connection that another server had whose machine was saved: the window in memory with the same bytes, from
+    /// where that server was in each pair.
+    ///
+    /// # Errors
+    /// As [`Agreement::serve`]; positions are too few, or none of a ring's.
+    pub fn resume(
+        self,
+        (window, positions): (Window, &[Position]),
+        sockets: Vec<OwnedFd>,
+        client: PacketSocket,
+    ) -> Result<ServerConnection, Error> {
+        let counts = [sockets.len(), positions.len()];
+        if counts != [self.pairs as usize; 2] || !self.transport.has_rings() {
+            let [sockets, positions] = counts;
+            let reason = format!("{sockets} sockets and {positions} positions for {} pairs", self.pairs);
+            return Err(unsound("own", reason));
+        }
+        let holder = Holder::new(&window)?;
+        self.assemble_at(Some((holder, window)), sockets, client, positions)
+    }
+
     fn assemble(
         self,
         window: Option<(Holder, Window)>,
         sockets: Vec<OwnedFd>,
         client: PacketSocket,
+    ) -> Result<ServerConnection, Error> {
+        self.assemble_at(window, sockets, client, &[])
+    }
+
+    /// The same, from these positions of its pairs on; all from the beginning if there are none.
+    fn assemble_at(
+        self,
+        window: Option<(Holder, Window)>,
+        sockets: Vec<OwnedFd>,
+        client: PacketSocket,
+        positions: &[Position],
     ) -> Result<ServerConnection, Error> {
         let (holder, window) = window.unzip();
         let mut bells = Vec::new();
@@ -345,7 +408,14 @@ impl Agreement {
         let mut ends = Vec::new();
         for pair in 0..self.pairs {
             let way = match &window {
-                Some(window) => Way::Ring(Box::new(self.server_end(window, pair, sockets.next(), watch.peer())?)),
+                Some(window) => {
+                    let rings = match positions.get(pair as usize) {
+                        Some(at) => window.resume_server_pair(pair, (at.incoming, at.outgoing))?,
+                        None => window.server_pair(pair)?,
+                    };
+                    let bell = sockets.next();
+                    Way::Ring(Box::new(self.server_end((window, rings), pair, bell, watch.peer())?))
+                }
                 None => Way::Stream(StreamEnd::new(next(pair, sockets.next())?, Sequence::Callers)?),
             };
             ends.push(ServerEnd {
@@ -363,7 +433,13 @@ impl Agreement {
     }
 
     /// A server's end of a pair of rings.
-    fn server_end(self, window: &Window, pair: u32, bell: Option<OwnedFd>, peer: Peer) -> Result<RingEnd, Error> {
+    fn server_end(
+        self,
+        (window, rings): (&Window, ServerPair),
+        pair: u32,
+        bell: Option<OwnedFd>,
+        peer: Peer,
+    ) -> Result<RingEnd, Error> {
         let signal: Box<dyn Signal> = match bell {
             Some(bell) => Box::new(SocketSignal::new(bell)),
             None => futex_signal(window, pair, Side::Server)?,
@@ -372,7 +448,6 @@ impl Agreement {
             Transport::SameCpu => Placement::follow(window.client_cpu(pair)?),
             _ => Placement::Anywhere,
         };
-        let rings = window.server_pair(pair)?;
         let rings = (rings.completions, rings.submissions);
         Ok(ring_end(self.busy_poll, window, rings, (signal, peer, placement)))
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use wire::ring::Record;
 
-use crate::ring_end::RingEnd;
+use crate::ring_end::{Position, RingEnd};
 use crate::stream_end::StreamEnd;
 use crate::{Error, Protocol, Transport};
 
@@ -190,6 +190,15 @@ impl ServerEnd {
     /// Each of [`Error`]'s.
     pub fn flush(&mut self, most: Duration) -> Result<(), Error> {
         self.way.flush(most)
+    }
+
+    /// Where it is in its rings, after [`ServerEnd::flush`]; nothing if it has none. Another end goes on from there.
+    #[must_use]
+    pub fn position(&self) -> Option<Position> {
+        match &self.way {
+            Way::Ring(ring) => Some(ring.position()),
+            Way::Stream(_) => None,
+        }
     }
 
     /// How its records travel.

@@ -17,6 +17,7 @@ mod error;
 mod greeting;
 mod peer;
 mod placement;
+mod resumption;
 mod ring_end;
 mod signal;
 mod stream_end;
@@ -26,5 +27,6 @@ pub use connection::{ClientConnection, Offer, ServerConnection, Settings, accept
 pub use end::{ClientEnd, Counters, ServerEnd};
 pub use error::{Error, Protocol};
 pub use greeting::Agreement;
+pub use ring_end::Position;
 pub use signal::{FutexSignal, Signal, SocketSignal};
 pub use transport::{Transport, TransportError};

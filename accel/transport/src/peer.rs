@@ -15,6 +15,7 @@ use wire::packet::PacketSocket;
 use wire::ring::Word;
 
 use crate::Error;
+use crate::resumption::Resumption;
 use crate::signal::ring;
 
 /// How often a client that sleeps looks whether its server is there. It is told by nobody: it has no thread of its own in a program that
@@ -29,6 +30,8 @@ const SERVER_LOOKS: Duration = Duration::from_secs(3600);
 pub(crate) enum Peer {
     /// A server, as its client sees it: by the window's header, and by the socket.
     Server { life: Life, socket: Arc<PacketSocket> },
+    /// A server of which another one may take over, after this machine was saved.
+    Resumable(Arc<Resumption>),
     /// A client, as its server sees it: by what the connection's watch has seen.
     Client(Arc<AtomicBool>),
 }
@@ -38,30 +41,35 @@ impl Peer {
     pub(crate) fn is_gone(&self) -> bool {
         match self {
             Self::Server { life, .. } => life.is_over(),
+            Self::Resumable(resumption) => resumption.is_over(),
             Self::Client(gone) => gone.load(Ordering::Acquire),
         }
     }
 
     /// The same after a wait that nobody ended: by a system call, too.
-    pub(crate) fn look(&self) -> bool {
-        self.is_gone()
-            || match self {
-                Self::Server { socket, .. } => is_hung_up(socket),
-                Self::Client(_) => false,
-            }
+    ///
+    /// # Errors
+    /// What came from the guest's agent is unsound.
+    pub(crate) fn look(&self) -> Result<bool, Error> {
+        let is_over = match self {
+            Self::Server { socket, .. } => has_something(socket),
+            Self::Resumable(resumption) => !resumption.look()?,
+            Self::Client(_) => false,
+        };
+        Ok(is_over || self.is_gone())
     }
 
     /// How long may be waited without a look.
     pub(crate) fn looks(&self) -> Duration {
         match self {
-            Self::Server { .. } => CLIENT_LOOKS,
+            Self::Server { .. } | Self::Resumable(_) => CLIENT_LOOKS,
             Self::Client(_) => SERVER_LOOKS,
         }
     }
 }
 
-/// Whether there is an end on the socket, or anything: once they have met neither side says more on it.
-fn is_hung_up(socket: &PacketSocket) -> bool {
+/// Whether there is an end on the socket, or anything: once they have met neither side says more on it, unless a server takes over.
+pub(crate) fn has_something(socket: &PacketSocket) -> bool {
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     !matches!(
         poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&now)),

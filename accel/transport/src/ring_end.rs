@@ -7,7 +7,8 @@
 
 use std::time::{Duration, Instant};
 
-use wire::ring::{Consumer, Producer, Record};
+use serde::{Deserialize, Serialize};
+use wire::ring::{Consumer, ConsumerPosition, Producer, ProducerPosition, Record};
 
 use crate::busy_poll::BusyPoll;
 use crate::end::Counters;
@@ -26,6 +27,15 @@ const BATCH_TIME: Duration = Duration::from_micros(50);
 enum Want {
     Record,
     Space,
+}
+
+/// Where a side is in its two rings.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Position {
+    /// In what comes in.
+    pub incoming: ConsumerPosition,
+    /// In what goes out.
+    pub outgoing: ProducerPosition,
 }
 
 /// One side.
@@ -120,17 +130,30 @@ impl RingEnd {
 
     /// The next record, if it is there.
     pub(crate) fn try_receive(&mut self) -> Result<Option<Record>, Error> {
-        let record = match self.next.take() {
-            Some(record) => Some(record),
-            None => self.incoming.pop()?,
-        };
-        if record.is_some() {
-            self.counters.received += 1;
-            if self.incoming.should_release() && self.incoming.release() {
-                self.wake()?;
-            }
+        if self.next.is_none() {
+            self.release_some()?;
+            self.next = self.incoming.pop()?;
         }
+        let record = self.next.take();
+        self.counters.received += u64::from(record.is_some());
         Ok(record)
+    }
+
+    /// Gives slots back when it is time to: before a record is taken, so that the one that is worked on is still in the ring for whoever
+    /// goes on from [`RingEnd::position`].
+    fn release_some(&mut self) -> Result<(), Error> {
+        match self.incoming.should_release() && self.incoming.release() {
+            true => self.wake(),
+            false => Ok(()),
+        }
+    }
+
+    /// Where both rings are. What was put has to be published, and what was taken is what was received.
+    pub(crate) fn position(&self) -> Position {
+        Position {
+            incoming: self.incoming.position(),
+            outgoing: self.outgoing.position(),
+        }
     }
 
     /// Whether what is wanted is there.
@@ -138,6 +161,7 @@ impl RingEnd {
         match want {
             Want::Space => Ok(self.outgoing.has_space()?),
             Want::Record => {
+                self.release_some()?;
                 self.next = self.incoming.pop()?;
                 Ok(self.next.is_some())
             }
@@ -184,7 +208,7 @@ impl RingEnd {
         if self.placement.after_sleep()? {
             self.counters.moves += 1;
         }
-        match !woken && self.peer.look() {
+        match !woken && self.peer.look()? {
             true => self.gone(want),
             false => Ok(()),
         }

@@ -88,31 +88,40 @@ impl Signal for SocketSignal {
     }
 
     fn wake(&self) -> Result<(), Error> {
-        // Without a signal (SIGPIPE) for a program that is somebody else's.
-        match rustix::net::send(&self.0, &[1], SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
-            // One that is full wakes whoever reads it.
-            Ok(_) | Err(Errno::AGAIN | Errno::INTR) => Ok(()),
-            Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => Err(Error::PeerGone),
-            Err(error) => Err(Error::io("wake by a socket")(error)),
-        }
+        wake_by(&self.0)
     }
 
     fn wait(&self, _: u32, most: Duration) -> Result<bool, Error> {
-        let most = Timespec::try_from(most).unwrap_or(Timespec {
-            tv_sec: i32::MAX.into(),
-            tv_nsec: 0,
-        });
-        match poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&most)) {
-            Ok(0) | Err(Errno::INTR) => return Ok(false),
-            Ok(_) => (),
-            Err(error) => return Err(Error::io("wait for a socket")(error)),
-        }
-        match rustix::net::recv(&self.0, &mut [0; 512], RecvFlags::DONTWAIT) {
-            // The other side has ended, or this one's connection is over.
-            Ok((_, 0)) | Err(Errno::CONNRESET | Errno::NOTCONN) => Err(Error::PeerGone),
-            Ok(_) => Ok(true),
-            Err(Errno::AGAIN | Errno::INTR) => Ok(false),
-            Err(error) => Err(Error::io("read a wake-up")(error)),
-        }
+        wait_for(&self.0, most)
+    }
+}
+
+/// Sends a byte, without a signal (SIGPIPE) for a program that is somebody else's.
+pub(crate) fn wake_by(socket: &OwnedFd) -> Result<(), Error> {
+    match rustix::net::send(socket, &[1], SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+        // One that is full wakes whoever reads it.
+        Ok(_) | Err(Errno::AGAIN | Errno::INTR) => Ok(()),
+        Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => Err(Error::PeerGone),
+        Err(error) => Err(Error::io("wake by a socket")(error)),
+    }
+}
+
+/// Waits for bytes, and takes them. True if there were some.
+pub(crate) fn wait_for(socket: &OwnedFd, most: Duration) -> Result<bool, Error> {
+    let most = Timespec::try_from(most).unwrap_or(Timespec {
+        tv_sec: i32::MAX.into(),
+        tv_nsec: 0,
+    });
+    match poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&most)) {
+        Ok(0) | Err(Errno::INTR) => return Ok(false),
+        Ok(_) => (),
+        Err(error) => return Err(Error::io("wait for a socket")(error)),
+    }
+    match rustix::net::recv(socket, &mut [0; 512], RecvFlags::DONTWAIT) {
+        // The other side has ended, or this one's connection is over.
+        Ok((_, 0)) | Err(Errno::CONNRESET | Errno::NOTCONN) => Err(Error::PeerGone),
+        Ok(_) => Ok(true),
+        Err(Errno::AGAIN | Errno::INTR) => Ok(false),
+        Err(error) => Err(Error::io("read a wake-up")(error)),
     }
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use base::Mapping;
 use rustix::fs::SealFlags;
-use wire::ring::{Consumer, Producer, Region, RingMemory, Sequence, Word};
+use wire::ring::{Consumer, ConsumerPosition, Producer, ProducerPosition, Region, RingMemory, Sequence, Word};
 
 use crate::geometry::PAGE;
 use crate::{Error, Geometry, Life};
@@ -131,6 +131,24 @@ impl Window {
         Ok(window)
     }
 
+    /// The window that a server had whose memory has the same bytes now, for a server that goes on. What the header says is not looked at.
+    ///
+    /// # Errors
+    /// [`Error::TooSmall`].
+    pub fn resume(region: Region, geometry: Geometry) -> Result<Self, Error> {
+        let window = Self { region, geometry };
+        window.check_size().map(|()| window)
+    }
+
+    /// A region whose window is nobody's any more: clients that have it see that at once.
+    ///
+    /// # Errors
+    /// [`Error::TooSmall`].
+    pub fn abandon(region: &Region) -> Result<(), Error> {
+        region.word(HOLDER)?.store(0, Ordering::SeqCst);
+        Ok(())
+    }
+
     /// Finds the window that a server made, for a client that knows `versions` of it. Tells the highest version that both know. Each number
     /// of the header is read once, and checked.
     ///
@@ -236,6 +254,22 @@ impl Window {
         Ok(ServerPair {
             submissions: Consumer::new(submissions, Sequence::Stamped),
             completions: Producer::new(completions, Sequence::Callers),
+        })
+    }
+
+    /// The same of a server that goes on with a pair from there.
+    ///
+    /// # Errors
+    /// [`Error::Pair`]; a position that cannot be.
+    pub fn resume_server_pair(
+        &self,
+        pair: u32,
+        (submissions_at, completions_at): (ConsumerPosition, ProducerPosition),
+    ) -> Result<ServerPair, Error> {
+        let [submissions, completions] = self.rings(pair)?;
+        Ok(ServerPair {
+            submissions: Consumer::resume(submissions, Sequence::Stamped, submissions_at)?,
+            completions: Producer::resume(completions, Sequence::Callers, completions_at)?,
         })
     }
 

@@ -11,16 +11,18 @@
 use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use accel_server::{Guest, Slot, Slots};
+use accel_server::{Guest, Output, Slot, Slots};
 use accel_window::image::{self, Layout};
 use agent_api::accelerator::OPENCL_DRIVER;
+use agent_api::accelerator_state;
 use anyhow::{Context as _, Result, bail};
 use rustix::process::{Pid, Signal, WaitOptions, waitpid};
+use wire::{FrameReader, FrameWriter};
 
 use crate::confine::{self, Confined};
 use crate::options::{GuestFds, Options};
@@ -39,6 +41,10 @@ pub(crate) struct Inherited {
     window: File,
     driver: File,
     ready: File,
+    /// Where it is asked for its state.
+    save: Option<UnixListener>,
+    /// The state that it goes on from.
+    restore: Option<File>,
 }
 
 impl Inherited {
@@ -51,6 +57,12 @@ impl Inherited {
             window: take("--window-fd", fds.window)?.into(),
             driver: take("--driver-fd", fds.driver)?.into(),
             ready: take("--ready-fd", fds.ready)?.into(),
+            save: fds.save.map(|fd| take("--save-fd", fd)).transpose()?.map(Into::into),
+            restore: fds
+                .restore
+                .map(|fd| take("--restore-fd", fd))
+                .transpose()?
+                .map(Into::into),
         })
     }
 
@@ -82,15 +94,11 @@ pub(crate) fn format(inherited: &mut Inherited) -> Result<Vec<Slot>> {
     // One that could be shrunk is not taken: its machine could end this process by that.
     drop(accel_window::map(window).context("--window-fd")?);
     let size = window.metadata().context("--window-fd")?.len();
-    let mut library = Vec::new();
-    inherited
-        .driver
-        .read_to_end(&mut library)
-        .context("--driver-fd cannot be read")?;
-    let length = (library.len() as u64).next_multiple_of(DRIVER_UNIT);
-    let layout = Layout::new(size, &[(OPENCL_DRIVER, 0o644, length)])?;
-    library.resize(usize::try_from(length)?, 0);
-    image::write(window, &layout, &[&library])?;
+    let slots = match &inherited.restore {
+        // Its guest has it mounted, and its programs have the library of then.
+        Some(state) => accel_server::fill_window(state, window).context("--restore-fd")?,
+        None => make_file_system(window, &mut inherited.driver, size)?,
+    };
     inherited.ready.write_all(b"ready\n").context("--ready-fd")?;
     // Whoever has started this process knows it from then on, and ends it. One that has died before never will.
     let mut known = [0; 6];
@@ -98,6 +106,17 @@ pub(crate) fn format(inherited: &mut Inherited) -> Result<Vec<Slot>> {
         .ready
         .read_exact(&mut known)
         .context("--ready-fd: whoever started this server has ended")?;
+    Ok(slots)
+}
+
+/// The window's file system, with the library. Where its slots are.
+fn make_file_system(window: &File, driver: &mut File, size: u64) -> Result<Vec<Slot>> {
+    let mut library = Vec::new();
+    driver.read_to_end(&mut library).context("--driver-fd cannot be read")?;
+    let length = (library.len() as u64).next_multiple_of(DRIVER_UNIT);
+    let layout = Layout::new(size, &[(OPENCL_DRIVER, 0o644, length)])?;
+    library.resize(usize::try_from(length)?, 0);
+    image::write(window, &layout, &[&library])?;
     let slot = |entry: &image::Entry| Slot {
         name: entry.name.clone(),
         offset: entry.offset,
@@ -113,10 +132,11 @@ pub(crate) fn supervise(
     slots: &[Slot],
     confined: Option<&Confined>,
 ) -> Result<()> {
+    let mut restore = inherited.restore.as_ref();
     loop {
         let begun = Instant::now();
         let Some(child) = fork().context("no process to serve the guest")? else {
-            return serve((options, control), inherited, slots);
+            return serve((options, control), inherited, slots, restore);
         };
         let status = loop {
             match waitpid(Some(child), WaitOptions::empty()) {
@@ -135,6 +155,12 @@ pub(crate) fn supervise(
         );
         if let Some(confined) = confined {
             confined.remove_leftovers();
+        }
+        // What was to be gone on with is lost with the first process; it may have ended before clients could see an end.
+        if restore.take().is_some() {
+            slots_of(inherited, slots, options)?.abandon().context("--window-fd")?;
+            // It may have been heard already, or by nobody.
+            drop((&inherited.ready).write_all(b"lost the process that made it again has ended\n"));
         }
         std::thread::sleep(PAUSE.saturating_sub(begun.elapsed()));
     }
@@ -159,19 +185,95 @@ fn fork() -> std::io::Result<Option<Pid>> {
     }
 }
 
-fn serve((options, control): (&Options, Option<&UnixListener>), inherited: &Inherited, slots: &[Slot]) -> Result<()> {
+fn slots_of(inherited: &Inherited, slots: &[Slot], options: &Options) -> Result<Slots> {
+    let slots = Slots::new(inherited.window.try_clone()?, slots.to_vec()).context("--window-fd")?;
+    Ok(slots.pinned(options.pinned))
+}
+
+fn serve(
+    (options, control): (&Options, Option<&UnixListener>),
+    inherited: &Inherited,
+    slots: &[Slot],
+    restore: Option<&File>,
+) -> Result<()> {
     let backend = crate::backend(options)?;
     log::info!("{} is served to a guest", backend.name());
     let server = crate::server(options, backend, control)?;
-    let slots = Slots::new(inherited.window.try_clone()?, slots.to_vec())
-        .context("--window-fd")?
-        .pinned(options.pinned);
+    let slots = slots_of(inherited, slots, options)?;
     // A socket is connected to by a path, which this is of a descriptor (proc(5), /proc/PID/fd).
     let vsock = match &inherited.vsock {
         Some(vsock) => PathBuf::from(format!("/proc/self/fd/{}", vsock.as_raw_fd())),
         None => confine::VSOCK.into(),
     };
-    Arc::new(Guest::new(server, slots, vsock)).serve()
+    let guest = Arc::new(Guest::new(server, slots, vsock));
+    if let Some(state) = restore {
+        let outcome = guest.restore(state);
+        let said = match &outcome {
+            Ok(()) => "restored\n".to_owned(),
+            Err(refusal) => format!("lost {}\n", refusal.to_string().replace('\n', " ")),
+        };
+        if let Err(refusal) = outcome {
+            log::error!("programs that used the accelerator when their machine was saved have errors: {refusal}");
+            guest.abandon().context("--window-fd")?;
+        }
+        // Whoever has restored the machine may have ended meanwhile.
+        if let Err(error) = (&inherited.ready).write_all(said.as_bytes()) {
+            log::debug!("nobody hears that the state is restored: {error}");
+        }
+    }
+    if let Some(save) = &inherited.save {
+        let (guest, save) = (Arc::clone(&guest), save.try_clone()?);
+        let work = move || serve_saves(&guest, &save);
+        std::thread::Builder::new().name("accel-save".into()).spawn(work)?;
+    }
+    guest.serve()
+}
+
+/// Writes its state for whoever connects, one after the other.
+fn serve_saves(guest: &Guest, listener: &UnixListener) {
+    for stream in listener.incoming() {
+        let saved = stream
+            .map_err(anyhow::Error::from)
+            .and_then(|stream| save(guest, stream));
+        if let Err(error) = saved {
+            log::warn!("the accelerator's state was not saved: {error:#}");
+            // A lasting failure must not spin.
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+}
+
+/// Where bytes of the state go.
+struct ToNode<'w>(&'w FrameWriter<UnixStream>);
+
+impl Output for ToNode<'_> {
+    fn put(&mut self, at: u64, bytes: &[u8]) -> std::io::Result<()> {
+        let mut at = at;
+        for chunk in bytes.chunks(accelerator_state::CHUNK) {
+            accelerator_state::tell_bytes(self.0, at, chunk).map_err(std::io::Error::other)?;
+            at += chunk.len() as u64;
+        }
+        Ok(())
+    }
+}
+
+/// Writes it; its clients go on when the other side hangs up.
+fn save(guest: &Guest, stream: UnixStream) -> Result<()> {
+    let mut reader = FrameReader::new(stream.try_clone()?);
+    let Some(patience) = accelerator_state::asked(&mut reader)? else {
+        return Ok(());
+    };
+    let writer = FrameWriter::new(stream);
+    let mut told = Ok(());
+    guest.save(&mut ToNode(&writer), patience, |outcome| {
+        let refused = outcome.as_ref().err().map(ToString::to_string);
+        told = accelerator_state::tell_end(&writer, refused.as_deref());
+        // Its end, or an error, which is one.
+        if told.is_ok() {
+            drop(accelerator_state::asked(&mut reader));
+        }
+    });
+    Ok(told?)
 }
 
 #[cfg(test)]

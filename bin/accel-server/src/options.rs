@@ -18,7 +18,8 @@ basalt-accel-server: carries out forwarded calls of an accelerator's API (see do
 Usage: basalt-accel-server --socket PATH --backend opencl|null [--library PATH] [--arena SIZE] [--threads NUMBER]
                            [--transports LIST] [--busy-poll MICROS] [--memory SIZE] [--arbiter PATH]
                            [--inflight NUMBER] [--control PATH] [--log-level LEVEL] [--jail [what it is like]]
-       basalt-accel-server --vsock-fd FD --window-fd FD --driver-fd FD --ready-fd FD --backend ... (the node's daemon does that)
+       basalt-accel-server --vsock-fd FD --window-fd FD --driver-fd FD --ready-fd FD [--save-fd FD] [--restore-fd FD]
+                           --backend ... (the node's daemon does that)
 
   --socket PATH      where clients connect, for this user alone; a socket that nobody listens on is replaced
   --vsock-fd FD      the clients are in a virtual machine: the unix socket by which its VMM connects to its vsock
@@ -26,6 +27,9 @@ Usage: basalt-accel-server --socket PATH --backend opencl|null [--library PATH] 
   --driver-fd FD     with it: the client's library, which the window's file system is to have
   --ready-fd FD      with it: a socket; \"ready\" and a line feed is said there when the window can be given to the machine, and
                      \"known\" and one is waited for
+  --save-fd FD       with it: a unix socket that listens; whoever connects there can have all of its state written
+  --restore-fd FD    with it: such a state, which is gone on from: the window gets the bytes of then; \"restored\" and a line feed is
+                     said to --ready-fd behind \"known\", or \"lost\", the reason and a line feed
   --pinned           with it: the machine has the window's pages pinned, so that they are zeroed in place of given back
   --backend NAME     opencl: a library of this host carries calls out; null: nobody does, for measuring and tests
   --library PATH     with opencl: the library, libOpenCL.so.1; the drivers that it finds are those of OCL_ICD_VENDORS
@@ -76,6 +80,8 @@ pub(crate) struct GuestFds {
     pub(crate) window: RawFd,
     pub(crate) driver: RawFd,
     pub(crate) ready: RawFd,
+    pub(crate) save: Option<RawFd>,
+    pub(crate) restore: Option<RawFd>,
 }
 
 /// What the server is started with.
@@ -128,6 +134,7 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
     use lexopt::prelude::*;
     let (mut socket, mut backend, mut library) = (None, None, None);
     let mut guest = [None; 4];
+    let (mut save, mut restore) = (None, None);
     let mut arena = ByteSize(256 << 20);
     let mut threads = 32;
     let mut transports = None;
@@ -142,6 +149,8 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
             Long("window-fd") => guest[1] = Some(parser.value()?.parse()?),
             Long("driver-fd") => guest[2] = Some(parser.value()?.parse()?),
             Long("ready-fd") => guest[3] = Some(parser.value()?.parse()?),
+            Long("save-fd") => save = Some(parser.value()?.parse()?),
+            Long("restore-fd") => restore = Some(parser.value()?.parse()?),
             Long("backend") => backend = Some(parser.value()?.string()?),
             Long("library") => library = Some(PathBuf::from(parser.value()?)),
             Long("arena") => arena = parser.value()?.parse()?,
@@ -192,7 +201,7 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
     limits.measures_time = control.is_some();
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     Ok(Command::Serve(Box::new(Options {
-        place: place(socket, guest)?,
+        place: place(socket, guest, [save, restore])?,
         library,
         arena,
         threads,
@@ -230,14 +239,19 @@ fn check(limits: &TenantLimits) -> Result<()> {
     }
 }
 
-fn place(socket: Option<PathBuf>, guest: [Option<RawFd>; 4]) -> Result<Place> {
+fn place(socket: Option<PathBuf>, guest: [Option<RawFd>; 4], [save, restore]: [Option<RawFd>; 2]) -> Result<Place> {
     match (socket, guest) {
+        (Some(_), _) if save.is_some() || restore.is_some() => {
+            bail!("--save-fd and --restore-fd are for clients in a virtual machine: leave them out with --socket")
+        }
         (Some(socket), [None, None, None, None]) => Ok(Place::Host(socket)),
         (None, [Some(vsock), Some(window), Some(driver), Some(ready)]) => Ok(Place::Guest(GuestFds {
             vsock,
             window,
             driver,
             ready,
+            save,
+            restore,
         })),
         (None, [None, None, None, None]) => {
             bail!("--socket is missing: the path that clients connect to; --help shows examples")
@@ -299,6 +313,10 @@ mod tests {
         for (words, part) in [
             (&["--backend", "null"][..], "--socket is missing"),
             (&["--backend", "null", "--vsock-fd", "3"], "together"),
+            (
+                &["--socket", "a", "--backend", "null", "--save-fd", "7"],
+                "leave them out with --socket",
+            ),
             (&["--socket", "a"], "null to try without a driver"),
             (&["--socket", "a", "--backend", "cuda"], "there are opencl and null"),
             (

@@ -36,6 +36,9 @@ pub enum Begin {
     Control {
         /// What the server speaks.
         version: u32,
+        /// Clients that it goes on with, which were served when their machine was saved.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        resumed: Vec<u64>,
     },
     /// A stream for a client.
     Pair {

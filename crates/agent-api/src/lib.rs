@@ -3,6 +3,7 @@
 #![allow(unsafe_code, reason = "sigaction(2) has no safe wrapper; all of it is in signals.rs")]
 
 pub mod accelerator;
+pub mod accelerator_state;
 mod client;
 mod copy;
 mod debug;

@@ -20,6 +20,9 @@ fn default_memory() -> ByteSize {
     MEMORY
 }
 
+/// What calls, programs' sources and binaries take of its state at most.
+const MOST_OF_PROGRAMS: u64 = 1 << 30;
+
 /// What a window is a multiple of.
 const WINDOW_UNIT: u64 = 2 << 20;
 
@@ -102,6 +105,17 @@ impl Accelerator {
             true => Ok(()),
             false => Err(AcceleratorError::Window(self.window)),
         }
+    }
+}
+
+impl Accelerator {
+    /// How many bytes its state has at most, in a snapshot: the window, its memory, and what programs were made of.
+    #[must_use]
+    pub fn most_saved(&self) -> u64 {
+        self.window
+            .bytes()
+            .saturating_add(self.memory.bytes())
+            .saturating_add(MOST_OF_PROGRAMS)
     }
 }
 

@@ -57,7 +57,8 @@ pub fn is_file_name(name: &str) -> bool {
         let digits = !text.is_empty() && text.len() <= 4 && text.bytes().all(|byte| byte.is_ascii_digit());
         digits && !text.starts_with('0')
     };
-    matches!(name, "record.json" | "state" | "memory" | "disk") || name.strip_prefix("memory.").is_some_and(is_number)
+    matches!(name, "record.json" | "state" | "memory" | "disk" | "accelerator")
+        || name.strip_prefix("memory.").is_some_and(is_number)
 }
 
 /// One of them, with what everybody may know of it.
@@ -123,6 +124,10 @@ impl Transferred {
             "record.json" => Some(MOST_RECORD),
             "state" => Some(MOST_STATE),
             "disk" => resources.disk.map(ByteSize::bytes),
+            "accelerator" => match self {
+                Self::Snapshot(snapshot) => snapshot.config.accelerator.map(|accelerator| accelerator.most_saved()),
+                Self::Template(_) => None,
+            },
             // What it booted with, and behind it the region in which memory is plugged.
             memory if is_file_name(memory) => {
                 let region = resources.region().unwrap_or_default();
@@ -139,7 +144,15 @@ mod tests {
 
     #[test]
     fn files_have_these_names_and_no_others() {
-        for name in ["record.json", "state", "memory", "disk", "memory.1", "memory.20"] {
+        for name in [
+            "record.json",
+            "state",
+            "memory",
+            "disk",
+            "accelerator",
+            "memory.1",
+            "memory.20",
+        ] {
             assert!(is_file_name(name), "{name}");
         }
         for name in [

@@ -15,7 +15,8 @@ use base::Worker;
 use device::{CreateError, DeviceContext, FdTable, PersistentMemory, PmemModule, parse_config};
 use memory::{PmemWrites, map_pmem};
 use observe::{Counter, LogLimit};
-use state::Saved;
+use serde::{Deserialize, Serialize};
+use state::{Saved, Schema};
 use virtio::{Activation, ActiveQueue, DeviceError, QueueLoop, VirtioDevice};
 use virtio_bindings::virtio_ids::VIRTIO_ID_PMEM;
 use vm_memory::{Address, GuestMemoryRegion};
@@ -76,6 +77,29 @@ fn config_space(start: u64, size: u64) -> [u8; 16] {
     bytes[..8].copy_from_slice(&start.to_le_bytes());
     bytes[8..].copy_from_slice(&size.to_le_bytes());
     bytes
+}
+
+/// Where the memory is, in which the guest has found a file system.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct PmemState {
+    start: u64,
+    size: u64,
+}
+
+impl PmemState {
+    /// By what the guest reads.
+    fn of(config: [u8; 16]) -> Self {
+        let [start, size] = [0, 8].map(|at| {
+            let number = config.get(at..).and_then(|bytes| bytes.first_chunk());
+            number.map_or(0, |bytes| u64::from_le_bytes(*bytes))
+        });
+        Self { start, size }
+    }
+}
+
+impl Schema for PmemState {
+    const KIND: &'static str = "pmem";
+    const VERSION: u32 = 1;
 }
 
 #[derive(Clone)]
@@ -139,12 +163,22 @@ impl VirtioDevice for Pmem {
         server.map(|server| server.queue).into_iter().collect()
     }
 
-    /// What others write to the file meanwhile belongs to no moment of the guest's.
+    /// Where the file is. Its bytes are whoever's it is to save, with what else they mean; those of one that is private nobody else has.
     fn save(&self) -> Result<Saved, DeviceError> {
-        Err(DeviceError::NotSaved)
+        match &self.file {
+            Some(_) => Ok(Saved::of(&PmemState::of(self.config))?),
+            None => Err(DeviceError::NotSaved),
+        }
     }
 
-    fn restore(&mut self, _saved: &Saved) -> Result<(), DeviceError> {
-        Err(DeviceError::NotSaved)
+    fn restore(&mut self, saved: &Saved) -> Result<(), DeviceError> {
+        let (saved, here) = (saved.read::<PmemState>("pmem")?, PmemState::of(self.config));
+        match saved == here {
+            true => Ok(()),
+            false => Err(DeviceError::Unlike(format!(
+                "its file was {} bytes long, at {:#x} of the guest's memory, and is {} long, at {:#x}",
+                saved.size, saved.start, here.size, here.start
+            ))),
+        }
     }
 }

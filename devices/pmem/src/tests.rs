@@ -92,6 +92,22 @@ fn what_is_no_file_of_memory_is_refused() {
 }
 
 #[test]
-fn it_is_in_no_snapshot() {
-    assert!(matches!(make().save(), Err(DeviceError::NotSaved)));
+fn a_file_that_all_see_is_where_it_was_and_a_private_one_is_in_no_snapshot() {
+    let saved = make().save().unwrap();
+    make().restore(&saved).unwrap();
+    let longer = base::memfd::sized("window", 4 << 20).unwrap();
+    let refused = created(longer, &config(false)).unwrap().device.restore(&saved);
+    let told = refused.unwrap_err().to_string();
+    assert!(told.contains("2097152 bytes") && told.contains("4194304"), "{told}");
+    let private = created(file(), &config(true)).unwrap().device;
+    assert!(matches!(private.save(), Err(DeviceError::NotSaved)));
+}
+
+#[test]
+fn the_state_is_what_the_golden_file_says() {
+    let state = PmemState {
+        start: START,
+        size: 2 << 20,
+    };
+    state::golden::check(env!("CARGO_MANIFEST_DIR"), &state);
 }

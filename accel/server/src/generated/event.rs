@@ -2,12 +2,10 @@
 //!
 //! Calls of `accel/spec/opencl/event.toml`, carried out.
 
-use accel_proto::List;
-use accel_proto::opencl::{GetEventInfo, GetEventInfoReply, ReleaseEvent, SetUserEventStatus, WaitForEvents};
+use accel_proto::opencl::{ReleaseEvent, SetUserEventStatus, WaitForEvents};
 
 use crate::api::{Code, check};
-use crate::marshal::{Answer, ask, there};
-use crate::objects::Sort;
+use crate::marshal::there;
 use crate::session::Session;
 
 /// `clWaitForEvents`.
@@ -25,50 +23,6 @@ pub(super) fn wait_for_events(cx: &mut Session<'_>, call: &WaitForEvents<'_>) ->
     let status = unsafe { function(call.num_events, event_list.pointer()) };
     check(status)?;
     Ok(())
-}
-
-/// `clGetEventInfo`.
-pub(super) fn get_event_info(cx: &mut Session<'_>, call: &GetEventInfo) -> Result<(), Code> {
-    if matches!(call.param_name, 0x11d0 | 0x11d4 | 0x11d2) {
-        return Err(Code::INVALID_VALUE);
-    }
-    let event = cx.object(call.event)?;
-    let mut param_value = Answer::new(
-        call.param_value,
-        call.param_value_size,
-        <u8 as accel_proto::Plain>::SIZE,
-    );
-    let mut param_value_size_ret: u64 = 0;
-    let function = cx.api().clGetEventInfo()?;
-    // SAFETY: 1. the function is the back end's of that name and has these types (`Api`); 2. objects are held until it
-    // returns; 3. pointers are to as much as the numbers beside them say, or into the arena, which outlives all
-    // work of the back end (`Client`).
-    let status = unsafe {
-        function(
-            event.raw(),
-            call.param_name,
-            param_value.limit(call.param_value_size),
-            param_value.pointer(),
-            ask(&mut param_value_size_ret, call.param_value_size_ret || call.param_value),
-        )
-    };
-    check(status)?;
-    cx.translate(
-        &mut param_value,
-        param_value_size_ret,
-        call.param_name,
-        &[(0x11d0, Sort::CommandQueue), (0x11d4, Sort::Context)],
-    );
-    let param_value = param_value.bytes(param_value_size_ret);
-    cx.answer(
-        call,
-        &GetEventInfoReply {
-            status,
-            param_value: call.param_value.then(|| List::new(&param_value)),
-            param_value_size_ret: call.param_value_size_ret.then_some(param_value_size_ret),
-        },
-        Some(call.reply),
-    )
 }
 
 /// `clReleaseEvent`.

@@ -29,7 +29,7 @@ dispatch! {
     GetContextInfo => context::get_context_info;
     SetContextDestructorCallback => crate::manual::set_context_destructor_callback;
     WaitForEvents => event::wait_for_events;
-    GetEventInfo => event::get_event_info;
+    GetEventInfo => crate::manual::get_event_info;
     ReleaseEvent => event::release_event;
     GetEventProfilingInfo => crate::manual::get_event_profiling_info;
     CreateUserEvent => crate::manual::create_user_event;

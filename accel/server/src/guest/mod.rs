@@ -7,6 +7,7 @@
 //! The guest is trusted with nothing: which slots are free is what this side knows of them, and what the guest says besides can only make
 //! it have fewer. A guest that has rebooted, or whose agent is not there yet, is dialled again and again.
 
+mod saved;
 mod slots;
 mod vsock;
 
@@ -25,9 +26,12 @@ use agent_api::accelerator::{Begin, FromGuest, FromHost, VERSION, receive, send}
 use wire::packet::PacketSocket;
 use wire::{FrameReader, FrameWriter};
 
+pub(crate) use slots::data;
 pub use slots::{Slot, SlotError, Slots};
 
 use crate::Server;
+use crate::saved::{Resumed, Saving};
+use crate::session::Client;
 
 /// How long between two attempts to reach the guest's agent.
 const AGAIN: Duration = Duration::from_millis(50);
@@ -49,6 +53,10 @@ pub struct Guest {
     vsock: PathBuf,
     /// Threads for its clients.
     asked: AtomicUsize,
+    /// Those that are served, by the agent's numbers.
+    serving: Mutex<BTreeMap<u64, Saving>>,
+    /// Those of before the machine was saved, until its agent is there.
+    resumed: Mutex<Vec<Resumed>>,
 }
 
 /// The control connection of one life of the agent.
@@ -85,6 +93,8 @@ impl Guest {
             slots,
             vsock,
             asked: AtomicUsize::new(0),
+            serving: Mutex::default(),
+            resumed: Mutex::default(),
         }
     }
 
@@ -117,7 +127,19 @@ impl Guest {
             writer: FrameWriter::new(again),
             clients: Mutex::default(),
         });
-        send(&control.writer, &Begin::Control { version: VERSION })?;
+        let resumed = std::mem::take(&mut *self.resumed.lock().unwrap_or_else(PoisonError::into_inner));
+        let begin = Begin::Control {
+            version: VERSION,
+            resumed: resumed.iter().map(|resumed| resumed.number).collect(),
+        };
+        send(&control.writer, &begin)?;
+        for resumed in resumed {
+            let client = resumed.number;
+            let begun = self.begin(&control, client, move |guest, control, watched| {
+                guest.resume_client(control, resumed, watched);
+            });
+            begun.map_err(local("starting a thread for a client"))?;
+        }
         let mut reader = FrameReader::new(stream);
         let outcome = self.listen(&control, &mut reader);
         control.clients().clear();
@@ -150,6 +172,17 @@ impl Guest {
         hello: String,
         free: Vec<String>,
     ) -> io::Result<()> {
+        self.begin(control, client, move |guest, control, watched| {
+            guest.serve_client(control, client, watched, &hello, &free);
+        })
+    }
+
+    fn begin(
+        self: &Arc<Self>,
+        control: &Arc<Control>,
+        client: u64,
+        serve: impl FnOnce(&Self, &Control, PacketSocket) + Send + 'static,
+    ) -> io::Result<()> {
         let (guest, its) = (Arc::clone(self), Arc::clone(control));
         let (kept, watched) = PacketSocket::pair().map_err(io::Error::other)?;
         if self.asked.fetch_add(1, Ordering::SeqCst) >= MOST_ASKED {
@@ -158,7 +191,7 @@ impl Guest {
         }
         control.clients().insert(client, kept);
         let work = move || {
-            guest.serve_client(&its, client, watched, &hello, &free);
+            serve(&guest, &its, watched);
             drop(its.clients().remove(&client));
             its.say(&FromHost::Over { client });
             guest.asked.fetch_sub(1, Ordering::SeqCst);
@@ -197,11 +230,7 @@ impl Guest {
                 Some(slot) => Some(agreed.make_window(slot.region()?, &self.settings)?),
                 None => None,
             };
-            let streams = (0..agreed.pairs).map(|pair| self.stream(client, pair));
-            let streams = streams.collect::<io::Result<Vec<_>>>().map_err(|source| Error::Io {
-                what: "dial the guest's agent",
-                source,
-            })?;
+            let streams = self.streams(client, agreed.pairs)?;
             let welcome = agreed.welcome_in_guest()?;
             let connection = agreed.serve(window, streams, watched)?;
             Ok((welcome, connection))
@@ -216,9 +245,25 @@ impl Guest {
             pairs: agreed.pairs,
             welcome: text(welcome),
         });
-        if let Err(error) = self.server.serve_connection(connection) {
+        let saving = |served: &Arc<Client>| {
+            self.know(Saving {
+                number: client,
+                slot: slot.as_ref().map(|slot| slot.name().to_owned()),
+                agreed,
+                client: Arc::clone(served),
+            })
+        };
+        if let Err(error) = self.server.serve_saved(connection, None, saving) {
             log::warn!("a client's connection has ended: {error}");
         }
+    }
+
+    fn streams(&self, client: u64, pairs: u32) -> Result<Vec<OwnedFd>, Error> {
+        let streams = (0..pairs).map(|pair| self.stream(client, pair));
+        streams.collect::<io::Result<Vec<_>>>().map_err(|source| Error::Io {
+            what: "dial the guest's agent",
+            source,
+        })
     }
 
     /// A stream to a client.

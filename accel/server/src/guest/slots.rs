@@ -7,11 +7,17 @@ use std::os::fd::AsFd;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::fs::FallocateFlags;
+use rustix::fs::{FallocateFlags, SeekFrom};
+use serde::{Deserialize, Serialize};
 use wire::ring::Region;
 
+use crate::Output;
+
+/// Bytes of the window that are written at a time.
+const CHUNK: usize = 64 << 10;
+
 /// A part of the window: a file of its file system, whose bytes are in one piece.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Slot {
     /// The file's name.
     pub name: String,
@@ -106,6 +112,64 @@ impl Slots {
         }
     }
 
+    /// All of them, the largest first.
+    pub(crate) fn all(&self) -> &[Slot] {
+        &self.all
+    }
+
+    /// Bytes of the window.
+    pub(crate) fn length(&self) -> u64 {
+        self.region.length()
+    }
+
+    /// All of the window that is not zero.
+    pub(crate) fn save(&self, output: &mut dyn Output) -> io::Result<()> {
+        let mut chunk = vec![0; CHUNK];
+        let mut at = 0;
+        while let Some((begin, end)) = data(&self.file, at)? {
+            at = begin;
+            while at < end {
+                let length = usize::try_from(end - at).unwrap_or(CHUNK).min(CHUNK);
+                let part = chunk.get_mut(..length).unwrap_or_default();
+                self.region.read(at, part).map_err(io::Error::other)?;
+                if part.iter().any(|byte| *byte != 0) {
+                    output.put(at, part)?;
+                }
+                at += length as u64;
+            }
+        }
+        Ok(())
+    }
+
+    /// The memory of one, by its name.
+    pub(crate) fn region_of(&self, name: &str) -> Option<Region> {
+        let slot = self.all.iter().find(|slot| slot.name == name)?;
+        self.region.part(slot.offset, slot.length).ok()
+    }
+
+    /// One that a client had when its machine was saved, with what is in it.
+    pub(crate) fn take_again(&self, name: &str) -> Option<Taken<'_>> {
+        let (index, slot) = self.all.iter().enumerate().find(|(_, slot)| slot.name == name)?;
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        taken.insert(index).then_some(Taken {
+            slots: self,
+            index,
+            slot,
+        })
+    }
+
+    /// Nobody serves what is in the window: its clients see that at once.
+    ///
+    /// # Errors
+    /// A part is too small for one.
+    pub fn abandon(&self) -> Result<(), accel_window::Error> {
+        for slot in &self.all {
+            let region = self.region.part(slot.offset, slot.length)?;
+            accel_window::Window::abandon(&region)?;
+        }
+        Ok(())
+    }
+
     /// Gives its memory back; whether that was possible.
     fn empty(&self, slot: &Slot) -> bool {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -121,6 +185,15 @@ impl Slots {
             );
         }
         emptied.is_ok()
+    }
+}
+
+/// The next part of a file that is no hole, from there on.
+pub(crate) fn data(file: &File, from: u64) -> io::Result<Option<(u64, u64)>> {
+    match rustix::fs::seek(file, SeekFrom::Data(from)) {
+        Ok(begin) => Ok(Some((begin, rustix::fs::seek(file, SeekFrom::Hole(begin))?))),
+        Err(rustix::io::Errno::NXIO) => Ok(None),
+        Err(error) => Err(error.into()),
     }
 }
 

@@ -83,6 +83,29 @@ fn description(image_type: u32, [image_width, image_height, image_depth]: [u64; 
     }
 }
 
+/// What an image of two dimensions is like whose rows have no gaps.
+pub(crate) fn description2d(call: &CreateImage2D) -> ImageDesc {
+    description(IMAGE2D, [call.image_width, call.image_height, 0], [0; 2])
+}
+
+/// The same of one of three.
+pub(crate) fn description3d(call: &CreateImage3D) -> ImageDesc {
+    let size = [call.image_width, call.image_height, call.image_depth];
+    description(IMAGE3D, size, [0; 2])
+}
+
+/// All of an image, as a region.
+pub(crate) fn image_region(of: &ImageDesc) -> [u64; 3] {
+    let rows = of.image_height.max(1);
+    match of.image_type {
+        IMAGE2D => [of.image_width, rows, 1],
+        IMAGE3D => [of.image_width, rows, of.image_depth.max(1)],
+        IMAGE2D_ARRAY => [of.image_width, rows, of.image_array_size.max(1)],
+        IMAGE1D_ARRAY => [of.image_width, of.image_array_size.max(1), 1],
+        _ => [of.image_width, 1, 1],
+    }
+}
+
 /// `clCreateImage2D`, which is what `clCreateImage` does since OpenCL 1.2.
 pub(crate) fn create_image2d(cx: &mut Session<'_>, call: &CreateImage2D) -> Result<(), Code> {
     let size = [call.image_width, call.image_height, 0];
@@ -128,7 +151,7 @@ fn create(cx: &mut Session<'_>, wanted: &Wanted<'_>) -> Result<(), Code> {
             return Err(INVALID_HOST_PTR);
         }
     }
-    let contents = Contents::new(cx, wanted.flags, wanted.host, empty(wanted, &part_of))?;
+    let contents = Contents::of_image(cx, wanted.flags, wanted.host, empty(wanted, &part_of))?;
     let form = (contents.flags, &properties);
     let description = wanted.description.map(|description| in_c(&description, part_of.raw()));
     let made = make(cx, &context, form, (wanted.format, description), contents.at)?;

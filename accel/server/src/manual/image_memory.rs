@@ -35,7 +35,7 @@ pub(super) fn element(format: ImageFormat) -> u64 {
 }
 
 /// Bytes of an image whose rows follow each other without gaps; nothing if no number of 64 bits can say it.
-pub(super) fn all(of: &ImageDesc, format: Option<ImageFormat>) -> Option<u64> {
+pub(crate) fn all(of: &ImageDesc, format: Option<ImageFormat>) -> Option<u64> {
     let rows = match of.image_type {
         IMAGE1D | IMAGE1D_ARRAY => 1,
         _ => of.image_height.max(1),

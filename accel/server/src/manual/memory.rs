@@ -9,6 +9,7 @@ use crate::api::{Code, P, check};
 use crate::marshal::Bytes;
 use crate::objects::{Form, Held, State};
 use crate::quota::Charge;
+use crate::saved::Contents as SavedContents;
 use crate::session::Session;
 use crate::svm::Allocation;
 use crate::zeroes::Zeroes;
@@ -28,7 +29,7 @@ fn flags(flags: u64, host: Option<Span>) -> u64 {
 }
 
 /// The same without any bytes of the client's.
-pub(super) fn without_host(flags: u64) -> u64 {
+pub(crate) fn without_host(flags: u64) -> u64 {
     flags & !(USE_HOST_PTR | COPY_HOST_PTR)
 }
 
@@ -42,6 +43,9 @@ pub(super) struct Contents {
 impl Contents {
     /// For so many bytes.
     pub(super) fn new(cx: &Session<'_>, wanted: u64, host: Option<Span>, length: u64) -> Result<Self, Code> {
+        if let Some(saved) = cx.replay.as_ref().and_then(|replay| replay.contents) {
+            return Ok(Self::saved(wanted, saved, true));
+        }
         let mut contents = Self {
             flags: flags(wanted, host),
             at: cx.arena(host)?,
@@ -56,6 +60,28 @@ impl Contents {
             contents._zeroes = Some(zeroes);
         }
         Ok(contents)
+    }
+
+    /// Bytes that were saved. What the host does with them is the client's affair, and so are the flags that it is told of.
+    fn saved(wanted: u64, saved: SavedContents, in_place: bool) -> Self {
+        let host = if in_place && saved.in_place {
+            USE_HOST_PTR
+        } else {
+            COPY_HOST_PTR
+        };
+        Self {
+            flags: without_host(wanted) & !ALLOC_HOST_PTR | host,
+            at: saved.at,
+            _zeroes: None,
+        }
+    }
+
+    /// The same for an image, which a back end may have in another form.
+    pub(super) fn of_image(cx: &Session<'_>, wanted: u64, host: Option<Span>, length: u64) -> Result<Self, Code> {
+        match cx.replay.as_ref().and_then(|replay| replay.contents) {
+            Some(saved) => Ok(Self::saved(wanted, saved, false)),
+            None => Self::new(cx, wanted, host, length),
+        }
     }
 }
 

@@ -8,6 +8,7 @@
 
 mod callback;
 mod device;
+mod event;
 mod image;
 mod image_memory;
 mod kernel;
@@ -22,18 +23,20 @@ pub(crate) use callback::{
     set_program_release_callback,
 };
 pub(crate) use device::create_sub_devices;
+pub(crate) use event::{get_event_info, get_event_profiling_info};
 pub(crate) use image::{
-    create_image, create_image_with_properties, create_image2d, create_image3d, enqueue_read_image, enqueue_write_image,
+    create_image, create_image_with_properties, create_image2d, create_image3d, description2d, description3d,
+    enqueue_read_image, enqueue_write_image, image_region,
 };
+pub(crate) use image_memory::all as image_bytes;
 pub(crate) use kernel::set_kernel_arg;
 pub(crate) use map::{enqueue_map_buffer, enqueue_map_image, enqueue_unmap_mem_object};
-pub(crate) use memory::{create_buffer, create_buffer_with_properties, create_pipe, create_sub_buffer};
+pub(crate) use memory::{create_buffer, create_buffer_with_properties, create_pipe, create_sub_buffer, without_host};
 pub(crate) use program::{
-    build_program, compile_program, get_program_info, link_program, set_program_specialization_constant,
+    build_options, build_program, compile_program, get_program_info, link_program, set_program_specialization_constant,
 };
 pub(crate) use queue::{
     create_command_queue, create_command_queue_with_properties, enqueue_wait_for_events, get_command_queue_info,
-    get_event_profiling_info,
 };
 pub(crate) use svm::{
     enqueue_svm_mem_fill, enqueue_svm_memcpy, enqueue_svm_migrate_mem, set_kernel_arg_svm_pointer,

@@ -11,6 +11,7 @@ use accel_proto::{Callback, Plain as _, Span};
 use crate::api::{Code, P, check};
 use crate::marshal::{Answer, Bytes, ask, text, there};
 use crate::objects::{Held, Sort};
+use crate::saved::{original, source};
 use crate::session::Session;
 
 const NULL: P = std::ptr::null_mut();
@@ -20,6 +21,7 @@ const PROGRAM_REFERENCE_COUNT: u32 = 0x1160;
 const PROGRAM_CONTEXT: u32 = 0x1161;
 const PROGRAM_NUM_DEVICES: u32 = 0x1162;
 const PROGRAM_DEVICES: u32 = 0x1163;
+const PROGRAM_SOURCE: u32 = 0x1164;
 const PROGRAM_BINARY_SIZES: u32 = 0x1165;
 const PROGRAM_BINARIES: u32 = 0x1166;
 const PROGRAM_IL: u32 = 0x1169;
@@ -28,7 +30,7 @@ const PROGRAM_IL: u32 = 0x1169;
 const MOST_DEVICES: u32 = 1024;
 
 /// Options of a build, and that what arguments are can be asked for: the server compares what clients send with it.
-fn options(options: Option<&CStr>) -> Vec<u8> {
+pub(crate) fn build_options(options: Option<&CStr>) -> Vec<u8> {
     let mut text = options.map(|options| options.to_bytes().to_vec()).unwrap_or_default();
     text.extend(b" -cl-kernel-arg-info\0");
     text
@@ -43,10 +45,10 @@ fn ended(cx: &Session<'_>, callback: Callback, status: i32) {
 
 /// `clBuildProgram`.
 pub(crate) fn build_program(cx: &mut Session<'_>, call: &BuildProgram<'_>) -> Result<(), Code> {
-    let program = cx.object(call.program)?;
+    let program = original(cx, call.program)?;
     there(call.device_list.is_some(), call.num_devices.into(), Code::INVALID_VALUE)?;
     let devices = cx.objects(call.device_list.as_ref())?;
-    let options = options(call.options);
+    let options = build_options(call.options);
     let function = cx.api().clBuildProgram()?;
     let options = options.as_ptr().cast_mut().cast();
     // SAFETY: 1. to 3. as above; the options end with a zero.
@@ -57,7 +59,7 @@ pub(crate) fn build_program(cx: &mut Session<'_>, call: &BuildProgram<'_>) -> Re
 
 /// `clCompileProgram`.
 pub(crate) fn compile_program(cx: &mut Session<'_>, call: &CompileProgram<'_>) -> Result<(), Code> {
-    let program = cx.object(call.program)?;
+    let program = original(cx, call.program)?;
     there(call.device_list.is_some(), call.num_devices.into(), Code::INVALID_VALUE)?;
     let devices = cx.objects(call.device_list.as_ref())?;
     let count = u64::from(call.num_input_headers);
@@ -65,7 +67,7 @@ pub(crate) fn compile_program(cx: &mut Session<'_>, call: &CompileProgram<'_>) -
     there(call.header_include_names.is_some(), count, Code::INVALID_VALUE)?;
     let headers = cx.objects(call.input_headers.as_ref())?;
     let names = cx.pieces(call.header_include_names.as_ref())?;
-    let options = options(call.options);
+    let options = build_options(call.options);
     let function = cx.api().clCompileProgram()?;
     // SAFETY: 1. to 3. as above; options and names end with a zero each.
     let status = unsafe {
@@ -144,6 +146,10 @@ pub(crate) fn get_program_info(cx: &mut Session<'_>, call: &GetProgramInfo) -> R
         PROGRAM_REFERENCE_COUNT => return Err(Code::INVALID_VALUE),
         PROGRAM_BINARIES => binaries(cx, &program, call.param_value)?,
         PROGRAM_CONTEXT | PROGRAM_DEVICES => objects(cx, &program, call)?,
+        PROGRAM_SOURCE if let Some(source) = source(&program) => {
+            cx.give(call.param_value, &source)?;
+            source.len() as u64
+        }
         _ => {
             let at = cx.arena(call.param_value)?;
             query(cx, &program, call.param_name, (call.param_value_size, at))?
@@ -176,14 +182,7 @@ fn objects(cx: &Session<'_>, program: &Held, call: &GetProgramInfo) -> Result<u6
         .into_iter()
         .zip([Sort::Context, Sort::Device]);
     cx.translate(&mut answer, length, call.param_name, &sorts.collect::<Vec<_>>());
-    if let (Some(span), Some(window)) = (call.param_value, &cx.client.window) {
-        let region = window
-            .slice(span.offset, span.length)
-            .map_err(|_| Code::INVALID_VALUE)?;
-        region
-            .write(0, &answer.bytes(length))
-            .map_err(|_| Code::INVALID_VALUE)?;
-    }
+    cx.give(call.param_value, &answer.bytes(length))?;
     Ok(length)
 }
 
@@ -224,7 +223,7 @@ mod tests {
 
     #[test]
     fn what_a_client_says_of_a_build_is_kept() {
-        assert_eq!(options(Some(c"-DN=4")), b"-DN=4 -cl-kernel-arg-info\0");
-        assert_eq!(options(None), b" -cl-kernel-arg-info\0");
+        assert_eq!(build_options(Some(c"-DN=4")), b"-DN=4 -cl-kernel-arg-info\0");
+        assert_eq!(build_options(None), b" -cl-kernel-arg-info\0");
     }
 }

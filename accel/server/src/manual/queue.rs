@@ -2,11 +2,11 @@
 
 use accel_proto::opencl::{
     CreateCommandQueue, CreateCommandQueueWithProperties, EnqueueWaitForEvents, GetCommandQueueInfo,
-    GetCommandQueueInfoReply, GetEventProfilingInfo, GetEventProfilingInfoReply,
+    GetCommandQueueInfoReply,
 };
 use accel_proto::{List, Plain as _};
 
-use crate::api::{Code, P, check};
+use crate::api::{Code, check};
 use crate::marshal::{Answer, Properties, ask};
 use crate::meter::QUEUE_PROFILING_ENABLE;
 use crate::objects::{Sort, State};
@@ -20,7 +20,6 @@ const QUEUE_PROPERTIES: u32 = 0x1093;
 const QUEUE_DEVICE_DEFAULT: u32 = 0x1095;
 const QUEUE_PROPERTIES_ARRAY: u32 = 0x1098;
 const ON_DEVICE: u64 = 1 << 2;
-const PROFILING_INFO_NOT_AVAILABLE: Code = Code(-7);
 
 /// `clCreateCommandQueue`.
 pub(crate) fn create_command_queue(cx: &mut Session<'_>, call: &CreateCommandQueue) -> Result<(), Code> {
@@ -125,28 +124,6 @@ pub(crate) fn get_command_queue_info(cx: &mut Session<'_>, call: &GetCommandQueu
         *first &= !(QUEUE_PROFILING_ENABLE.to_le_bytes()[0]);
     }
     let reply = GetCommandQueueInfoReply {
-        status: 0,
-        param_value: call.param_value.then(|| List::new(&bytes)),
-        param_value_size_ret: call.param_value_size_ret.then_some(length),
-    };
-    cx.answer(call, &reply, Some(call.reply))
-}
-
-/// `clGetEventProfilingInfo`, of commands in queues that the client has made to measure times.
-pub(crate) fn get_event_profiling_info(cx: &mut Session<'_>, call: &GetEventProfilingInfo) -> Result<(), Code> {
-    let event = cx.object(call.event)?;
-    if event.queue().is_some_and(|queue| !queue.tells_times) {
-        return Err(PROFILING_INFO_NOT_AVAILABLE);
-    }
-    let mut answer = Answer::new(call.param_value, call.param_value_size, u8::SIZE);
-    let mut length = 0_u64;
-    let function = cx.api().clGetEventProfilingInfo()?;
-    let (size, at): (u64, P) = (answer.limit(call.param_value_size), answer.pointer());
-    let counted = ask(&mut length, call.param_value_size_ret || call.param_value);
-    // SAFETY: 1. to 3. as above.
-    check(unsafe { function(event.raw(), call.param_name, size, at, counted) })?;
-    let bytes = answer.bytes(length);
-    let reply = GetEventProfilingInfoReply {
         status: 0,
         param_value: call.param_value.then(|| List::new(&bytes)),
         param_value_size_ret: call.param_value_size_ret.then_some(length),

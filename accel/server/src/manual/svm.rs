@@ -57,6 +57,8 @@ pub(crate) fn svm_alloc(cx: &mut Session<'_>, call: &SVMAlloc) -> Result<(), Cod
     let begin = allocation.begin();
     zero(cx, &context, allocation.at(begin), whole)?;
     cx.client.svm.insert(allocation)?;
+    cx.client
+        .cannot_be_saved("shared virtual memory, whose addresses another process would not get");
     let reply = SVMAllocReply {
         status: 0,
         returned: SvmAddress(begin),

@@ -245,10 +245,6 @@ impl Devices {
         let taps = Taps::of(specs, fds)?;
         let created = create_devices(specs, fds, surroundings)?;
         all_used(fds)?;
-        if !created.pmem.is_empty() {
-            let what = "no VM that was saved has files as memory (pmem): leave the device out";
-            return Err(refuse(ErrorKind::Invalid, what));
-        }
         Ok(Self { created, taps })
     }
 }
@@ -281,6 +277,12 @@ impl<'a> DevicesMade<'a> {
         let vm = vm.map_err(|error| refuse(ErrorKind::Host, error))?;
         marks::mark("VM made");
         let Devices { created, taps } = self.devices;
+        let ram = match created.pmem.is_empty() {
+            true => ram,
+            false => ram
+                .with_pmem(created.pmem)
+                .map_err(|error| refuse(ErrorKind::Invalid, error))?,
+        };
         let mut machine = Machine::restore(vm, serial, &state, ram, created.devices, &self.registry)
             .map_err(|error| from_machine(&error))?;
         machine.set_pluggable(created.pluggable);

@@ -27,6 +27,9 @@ use crate::vm::VMM_VERSION;
 
 const NOT_MAPPED: &str = "a rollback in place keeps how memory is mapped: leave `paging` out, or restore another VM";
 
+const FILES_AS_MEMORY: &str = "a rollback in place keeps the machine's memory, and what is in its files (pmem) is whoever's it is that has \
+     them: restore another VM";
+
 impl<'a> Received<'a> {
     /// Refuses what only another VM can be restored from.
     pub(crate) fn check_in_place(self) -> Result<Self, ApiError> {
@@ -89,6 +92,9 @@ impl<'a> Matched<'a> {
             pins: machine.pins(),
         };
         let devices = Devices::make(&self.specs, &mut self.fds, surroundings)?;
+        if !devices.created.pmem.is_empty() {
+            return Err(refuse(ErrorKind::Invalid, FILES_AS_MEMORY));
+        }
         let fits = machine.fits(&self.state, &devices.created.devices);
         fits.map_err(|error| from_machine(&error))?;
         Ok(Replacement {
@@ -131,7 +137,7 @@ impl Replacement<'_> {
             iommu,
             balloon,
             ballooned,
-            // There is none: `Devices::make` refuses it.
+            // There is none: `Matched::make_devices` refuses it.
             pmem: _,
         } = created;
         machine.roll_back(&self.state, self.serial, devices, &self.registry, pagemap)?;

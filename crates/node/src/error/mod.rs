@@ -158,6 +158,9 @@ pub enum Error {
     /// The server of a sandbox's accelerator did not start.
     #[error("the server of the sandbox's accelerator ended before it was ready: {0}")]
     AcceleratorEnded(String),
+    /// What its programs had of the accelerator could not be made again.
+    #[error("what the sandbox's programs had on its accelerator when it was saved cannot be made again: {0}")]
+    AcceleratorLost(String),
     /// A sandbox of which no snapshot can be taken.
     #[error("no snapshot can be taken of sandbox {name}: {why}")]
     NotToBeKept {
@@ -470,7 +473,7 @@ impl Error {
             Self::WrongState { .. } => "wrong-state",
             Self::NoRoom(refused) => refused.resource(),
             Self::Devices(_) => "device",
-            Self::AcceleratorEnded(_) => "accelerator",
+            Self::AcceleratorEnded(_) | Self::AcceleratorLost(_) => "accelerator",
             Self::Open { .. }
             | Self::Userfaultfd(_)
             | Self::File { .. }

@@ -19,7 +19,7 @@ use crate::error::words::with_causes;
 use crate::guest::reidentify::Reidentification;
 use crate::node::Node;
 use crate::operations::admission::comes_by;
-use crate::operations::detach_for::{Guest, OnDevices};
+use crate::operations::detach_for::{Guest, OnDevices, refuse_accelerator};
 use crate::operations::snapshot::{STAYS, can_be_saved};
 use crate::operations::stages::{Started, ToRestore};
 use crate::resources::budget::Changed;
@@ -48,6 +48,7 @@ impl Node {
         if !sandbox.config.detach {
             return Err(Error::Tied(sandbox.name.clone()));
         }
+        refuse_accelerator(&stored)?;
         self.refuse_devices(entry, on)?;
         let moved = moved(&stored, class)?;
         limits::check(&moved, self.cgroups.as_ref())?;

@@ -55,15 +55,13 @@ pub(crate) enum Guest {
     MayKeep,
 }
 
-/// What a guest shares with its accelerator's server is of this machine, and what that server has for it is nowhere saved.
-fn refuse_accelerator(stored: &Stored) -> Result<(), Error> {
+/// A machine of another class has its window's memory in another way than the one that was saved.
+pub(crate) fn refuse_accelerator(stored: &Stored) -> Result<(), Error> {
     match stored.sandbox.config.accelerator {
         None => Ok(()),
         Some(_) => Err(Error::NotToBeKept {
             name: stored.sandbox.name.clone(),
-            why: "it has an accelerator, whose state is not saved yet: run one without --accel, or save what its programs have \
-                  computed to files and copy them with `basalt cp`"
-                .to_owned(),
+            why: "it has an accelerator, and goes on in no other class: take a snapshot, and clone that".to_owned(),
         }),
     }
 }
@@ -71,7 +69,6 @@ fn refuse_accelerator(stored: &Stored) -> Result<(), Error> {
 impl Node {
     /// Refuses an operation for which what a sandbox has of the host's cannot be detached, or is not to be: before anything is made for it.
     pub(crate) fn refuse_devices(&self, entry: &Entry, on: OnDevices) -> Result<(), Error> {
-        refuse_accelerator(&entry.stored())?;
         let its = self.devices.of(&entry.id);
         if its.is_empty() {
             return Ok(());

@@ -139,7 +139,8 @@ impl Node {
         launch::check_paging(sandbox.config.paging)?;
         self.image_of(&stored)?;
         drop(volume_shares::open_all(&sandbox.config.volumes, &self.volumes)?);
-        match place.is_whole(&sandbox.config.resources) {
+        let has_accelerator = sandbox.config.accelerator.is_none() || place.accelerator().exists();
+        match has_accelerator && place.is_whole(&sandbox.config.resources) {
             true => Ok(()),
             false => Err(checksums::record_damaged(
                 &place.record(),
@@ -215,9 +216,10 @@ impl Node {
     ) -> Result<Started, Why> {
         if let Some(vm) = vm {
             let directory = self.sandbox_paths(entry).directory;
-            // Shared directories are a VMM's own, and are given to each once. Memory that is pinned stays what it is.
+            // Shared directories are a VMM's own, and are given to each once; so is what it shares with its accelerator's server. Memory that is pinned stays what it is.
             let config = entry.stored().sandbox.config;
-            let in_place = config.volumes.is_empty() && !config.resources.class.is_bare();
+            let in_place =
+                config.volumes.is_empty() && !config.resources.class.is_bare() && config.accelerator.is_none();
             if in_place && memory_files::are_same(place.directory(), &directory).map_err(Why::Refused)? {
                 match self.put_back_in_place(entry, &vm, place, disk.as_deref_mut()) {
                     Err(Why::Elsewhere(error)) => log::info!("sandbox {} gets another VMM: {error}", entry.id),

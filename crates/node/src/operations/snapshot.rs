@@ -26,10 +26,10 @@ use crate::operations::detach_for::{Guest, OnDevices};
 use crate::resources::space::{self, LEAST};
 use crate::sandbox::entry::Entry;
 use crate::sandbox::lifecycle::Verb;
-use crate::saved::checksums;
 use crate::saved::disk;
 use crate::saved::memory_files;
 use crate::saved::snapshots::{Begun, Place, Record};
+use crate::saved::{self, checksums};
 use crate::store::database::{CameZeroed, Stored};
 use crate::store::operation::Operation;
 use crate::vmm::line::Line;
@@ -133,7 +133,7 @@ impl Node {
             return Err(Error::SnapshotTaken(record.snapshot.name));
         }
         self.points.at(points::SNAPSHOT_KEPT);
-        if sandbox.config.resources.disk.is_some() {
+        if sandbox.config.resources.disk.is_some() || sandbox.config.accelerator.is_some() {
             self.sum_later(&self.snapshots.place(&record.snapshot.name), &record.snapshot);
         }
         self.inspect_snapshot(&record.snapshot.name)
@@ -176,6 +176,13 @@ impl Node {
     /// Everything that is done while it is held.
     pub(crate) fn save_all(&self, vm: &Vm, stored: &Stored, place: &Place) -> Result<(), Error> {
         self.save_machine(vm, stored, place)?;
+        let sandbox = &stored.sandbox;
+        if let Some(accelerator) = &sandbox.config.accelerator {
+            let _span = span("accelerator's state");
+            let socket = self.paths.sandbox(&sandbox.id).accelerator_save();
+            let file = place.create(&place.accelerator())?;
+            saved::accelerator::save((&sandbox.name, accelerator), &socket, &file, self.config.limits.boot)?;
+        }
         if stored.sandbox.config.resources.disk.is_some() {
             let _span = span("disk copied");
             let from = self.paths.sandbox(&stored.sandbox.id).disk();

@@ -9,6 +9,7 @@
 //! A VMM that is to restore is started first: it confines itself, and makes its VM, while the rest is made beside it. What a stage made is
 //! the sandbox's, and found by its id: whoever fails between two of them takes it back by [`Node::undo`], as the next daemon does.
 
+use std::fs::File;
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -34,7 +35,7 @@ use crate::saved::prefetch;
 use crate::saved::snapshots::Place;
 use crate::store::database::{CameZeroed, Stored};
 use crate::telemetry::trace;
-use crate::vmm::accelerator::Window;
+use crate::vmm::accelerator::{Restoring, Window};
 use crate::vmm::launch::{self, Inherited, Prepared};
 use crate::vmm::process;
 use crate::vmm::vm::Vm;
@@ -67,6 +68,8 @@ pub(crate) struct ToRestore(Launched);
 pub(crate) struct Restored {
     vm: Arc<Vm>,
     reidentification: Reidentification,
+    /// Its accelerator's server.
+    accelerator: Option<Restoring>,
 }
 
 /// A VM that goes on, with its root, and a connection to its agent.
@@ -108,7 +111,7 @@ impl ToBoot {
         node.points.at(points::START_SOCKETS);
         let launched = Launched::spawn(node, entry, &stored, &prepared.inherited, volumes)?;
         if let Some(window) = window {
-            launched.serve_accelerator(node, entry, &window)?;
+            launched.serve_accelerator(node, entry, (&window, None))?;
         }
         // Their owners are mapped into the VMM's user namespace, which is there now.
         let shared = volume_shares::share(&launched.volumes, launched.pid, launch::identity(&node.config, &stored))?;
@@ -190,8 +193,9 @@ impl ToRestore {
         place: &Place,
         reidentification: Reidentification,
     ) -> Result<Restored, Error> {
-        let Launched { vm, pid, volumes, .. } = self.0;
+        let launched = self.0;
         let stored = entry.stored();
+        let window = Window::of(&stored)?;
         let attachment = {
             let _span = span("network");
             node.attach(&stored)?
@@ -200,16 +204,21 @@ impl ToRestore {
         let mut restoring = {
             let _span = span("sockets and files");
             let (paths, image) = (node.sandbox_paths(entry), node.image_of(&stored)?);
-            let restoring = launch::prepare_restore(
-                &node.config,
-                &stored,
-                &paths,
-                node.outside(&image, attachment, None),
-                place,
-            )?;
+            let for_machine = window.as_ref().map(Window::file).transpose()?;
+            let outside = node.outside(&image, attachment, for_machine);
+            let restoring = launch::prepare_restore(&node.config, &stored, &paths, outside, place)?;
             restoring.told_if(reidentification.restored)
         };
         node.points.at(points::START_SOCKETS);
+        let accelerator = match &window {
+            Some(window) => {
+                let path = place.accelerator();
+                let saved = File::open(&path).map_err(Error::file("open", &path))?;
+                launched.serve_accelerator(node, entry, (window, Some(saved)))?
+            }
+            None => None,
+        };
+        let Launched { vm, pid, volumes, .. } = launched;
         // As where it boots.
         let shared = volume_shares::share(&volumes, pid, launch::identity(&node.config, &stored))
             .map_err(|error| vm.or_died("it was given its volumes", error))?;
@@ -224,7 +233,11 @@ impl ToRestore {
         }
         place_vcpus(node, entry, pid)?;
         node.points.at(points::RESTORE_MADE);
-        Ok(Restored { vm, reidentification })
+        Ok(Restored {
+            vm,
+            reidentification,
+            accelerator,
+        })
     }
 }
 
@@ -242,7 +255,11 @@ impl Restored {
         place: &Place,
         work: Option<impl FnOnce(&Vm) -> Result<(), Error> + Send>,
     ) -> Result<Machine, Error> {
-        let Self { vm, reidentification } = self;
+        let Self {
+            vm,
+            reidentification,
+            accelerator,
+        } = self;
         {
             let _span = span("VM started");
             vm.ask("it was resumed from a snapshot", VmmClient::resume)?;
@@ -267,6 +284,10 @@ impl Restored {
             }
         };
         node.points.at(points::RESTORE_REIDENTIFIED);
+        if let Some(accelerator) = accelerator {
+            let _span = span("accelerator's state");
+            accelerator.wait(node.config.limits.boot)?;
+        }
         prefetch::save_first(place, entry.stored().sandbox.config.paging, |question| {
             vm.ask("it was asked what pages it has needed", question)
         });
@@ -359,7 +380,12 @@ impl Launched {
     }
 
     /// Starts the server of its accelerator. The database knows of it before the machine has it.
-    fn serve_accelerator(&self, node: &Node, entry: &Entry, window: &Window) -> Result<(), Error> {
+    fn serve_accelerator(
+        &self,
+        node: &Node,
+        entry: &Entry,
+        window: (&Window, Option<File>),
+    ) -> Result<Option<Restoring>, Error> {
         let _span = span("accelerator's server");
         let (stored, paths) = (entry.stored(), node.sandbox_paths(entry));
         let launched =

@@ -112,7 +112,8 @@ fn put(path: &Path, bytes: &[u8]) -> Result<(), Error> {
 /// The files that have checksums.
 fn files(place: &Place) -> Vec<PathBuf> {
     let mut files = memory_files::paths(place.directory());
-    files.extend(Some(place.disk()).filter(|disk| disk.exists()));
+    let others = [place.disk(), place.accelerator()];
+    files.extend(others.into_iter().filter(|file| file.exists()));
     files
 }
 

@@ -2,6 +2,7 @@
 //! own their directories, and take what else they need as arguments. Starts and stops nothing, and knows neither the
 //! node nor how a VMM is run.
 
+pub(crate) mod accelerator;
 pub(crate) mod checks;
 pub(crate) mod checksums;
 pub(crate) mod disk;

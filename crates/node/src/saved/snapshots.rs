@@ -77,6 +77,11 @@ impl Place {
         self.path.join("disk")
     }
 
+    /// The state of its sandbox's accelerator, if it has one.
+    pub(crate) fn accelerator(&self) -> PathBuf {
+        self.path.join("accelerator")
+    }
+
     pub(crate) fn write_set(&self) -> PathBuf {
         self.path.join("write-set.json")
     }

@@ -5,11 +5,12 @@ use std::fs;
 use std::time::Duration;
 
 use base::points;
-use node_api::{Class, SandboxConfig};
+use node_api::{Class, CloneConfig, SandboxConfig, State};
 use vmm_api::VmState;
 
-use super::cases::{Case, UNNOTICED, nothing, running, state};
+use super::cases::{Case, OWN as ON_DISK, UNNOTICED, nothing, running, state};
 use super::faults::INJECTED;
+use super::processes::STATE;
 use super::{Attempt, World};
 use crate::Error;
 use crate::operations::detach_for::OnDevices;
@@ -35,6 +36,34 @@ fn run_with_volume(world: &World) -> Result<(), Error> {
         ..World::config("web")
     };
     world.run(config).map(drop)
+}
+
+const READY: &str = "ready";
+
+fn accelerated(world: &mut World) {
+    run_with_accelerator(world).unwrap();
+}
+
+fn snapshot(world: &World) -> Result<(), Error> {
+    let node = world.node();
+    node.make_snapshot(&world.entry("web"), Some(READY), OnDevices::Refuse)
+        .map(drop)
+}
+
+fn accelerated_with_snapshot(world: &mut World) {
+    accelerated(world);
+    snapshot(world).unwrap();
+    world.write_to_disk("web", ON_DISK);
+}
+
+/// Its id.
+fn clone(world: &World) -> Result<String, Error> {
+    let asked = CloneConfig {
+        snapshot: READY.to_owned(),
+        name: Some("twin".to_owned()),
+        ..CloneConfig::default()
+    };
+    Ok(world.node().clone_of(asked)?.sandbox.id)
 }
 
 fn run_with_accelerator(world: &World) -> Result<(), Error> {
@@ -252,6 +281,30 @@ pub(super) const CASES: &[Case] = &[
         ..UNNOTICED
     },
     Case {
+        name: "snapshot of one with an accelerator",
+        prepare: accelerated,
+        act: snapshot,
+        ..UNNOTICED
+    },
+    Case {
+        name: "clone of one with an accelerator",
+        prepare: accelerated_with_snapshot,
+        act: |world| clone(world).map(drop),
+        ..UNNOTICED
+    },
+    Case {
+        name: "rollback of one with an accelerator",
+        prepare: accelerated_with_snapshot,
+        act: |world| {
+            let node = world.node();
+            node.rollback(&world.entry("web"), READY, OnDevices::Refuse).map(drop)
+        },
+        // Its machine ends before there is another.
+        undone: &[Some(State::Running), Some(State::Exited)],
+        goes_on: false,
+        ..UNNOTICED
+    },
+    Case {
         name: "making a volume",
         act: |world| make_volume(world, FREE),
         also: free_volume_comes,
@@ -369,7 +422,7 @@ fn a_network_that_was_taken_away_is_made_anew() {
 }
 
 #[test]
-fn one_with_an_accelerator_is_of_no_template_and_is_not_saved() {
+fn one_with_an_accelerator_is_of_no_template_and_is_saved_with_its_state() {
     let world = World::new();
     let config = SandboxConfig {
         boot: false,
@@ -380,23 +433,41 @@ fn one_with_an_accelerator_is_of_no_template_and_is_not_saved() {
     let (node, entry) = (world.node(), world.entry("web"));
     assert_eq!(world.machines.accelerators.served(), [entry.id.as_str()]);
     let refused = node
-        .make_snapshot(&entry, None, OnDevices::Refuse)
-        .unwrap_err()
-        .to_string();
-    assert!(
-        refused.contains("it has an accelerator") && refused.contains("basalt cp"),
-        "{refused}"
-    );
-    let refused = node
         .move_to(&entry, Class::Bare, OnDevices::Refuse)
         .unwrap_err()
         .to_string();
     assert!(refused.contains("it has an accelerator"), "{refused}");
     assert!(node.list_templates().is_empty());
+
+    snapshot(&world).unwrap();
+    let twin = clone(&world).unwrap();
+    assert_eq!(world.machines.accelerators.restored(), [(twin.clone(), STATE.to_vec())]);
+    node.rollback(&entry, READY, OnDevices::Refuse).unwrap();
+    assert_eq!(
+        world.machines.accelerators.restored()[1..],
+        [(entry.id.clone(), STATE.to_vec())]
+    );
+    let mut served = world.machines.accelerators.served();
+    served.sort();
+    let mut both = [entry.id.clone(), twin];
+    both.sort();
+    assert_eq!(served, both, "the one before the rollback is gone");
+
     node.stop(&entry, Duration::ZERO).unwrap();
-    assert!(world.machines.accelerators.served().is_empty());
+    assert_eq!(world.machines.accelerators.served().len(), 1);
     node.start(&entry).unwrap();
-    assert_eq!(world.machines.accelerators.served(), [entry.id.as_str()]);
+    world.ends_empty().unwrap();
+}
+
+#[test]
+fn what_is_missing_of_an_accelerator_is_missed_before_anything_is_lost() {
+    let mut world = World::new();
+    accelerated_with_snapshot(&mut world);
+    let (node, entry) = (world.node(), world.entry("web"));
+    fs::remove_file(node.snapshots.place(READY).accelerator()).unwrap();
+    let refused = node.rollback(&entry, READY, OnDevices::Refuse).unwrap_err().to_string();
+    assert!(refused.contains("a file beside it is missing"), "{refused}");
+    assert_eq!(entry.state(), State::Running);
     world.ends_empty().unwrap();
 }
 

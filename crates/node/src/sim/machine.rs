@@ -333,13 +333,16 @@ impl Launcher for Machines {
         &self,
         _: &Config,
         stored: &Stored,
-        _: &SandboxPaths,
-        _: &Window,
+        paths: &SandboxPaths,
+        (_, saved): (&Window, Option<File>),
         cgroup: Option<&Path>,
     ) -> Result<Launched, Error> {
         let refused = self.faults.call_host("launch accelerator");
         refused.map_err(Error::host("starting an accelerator's server"))?;
-        Ok(self.accelerators.launch(&stored.sandbox.id, cgroup))
+        let whose = (stored.sandbox.id.as_str(), paths.accelerator_save());
+        Ok(self
+            .accelerators
+            .launch((whose.0, &whose.1), saved, (cgroup, self.faults.clone())))
     }
 }
 

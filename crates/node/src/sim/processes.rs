@@ -1,13 +1,20 @@
 //! Processes that do nothing: machines, and servers of accelerators, by whose they are.
 
+use std::fs::File;
+use std::io::Read as _;
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use agent_api::accelerator_state::{asked, tell_bytes, tell_end};
 use host::jail::{Child, Timing};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use wire::{FrameReader, FrameWriter};
+
+use super::faults::Faults;
 
 use crate::vmm::accelerator::Launched;
 use crate::vmm::process;
@@ -17,7 +24,34 @@ pub(crate) const PROGRAM: &str = "/usr/bin/sleep";
 
 /// All servers that were started.
 #[derive(Debug, Default)]
-pub(crate) struct Accelerators(Mutex<Vec<(String, OwnedFd)>>);
+pub(crate) struct Accelerators {
+    started: Mutex<Vec<(String, OwnedFd)>>,
+    /// States that some of them went on from.
+    restored: Mutex<Vec<(String, Vec<u8>)>>,
+}
+
+/// What a server's state is here.
+pub(crate) const STATE: &[u8] = b"objects";
+
+/// Tells its state to whoever asks, unless that is to fail.
+fn tell_states(socket: &Path, faults: Faults) {
+    drop(std::fs::remove_file(socket));
+    let listener = UnixListener::bind(socket).unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming().map_while(Result::ok) {
+            let mut reader = FrameReader::new(stream.try_clone().unwrap());
+            let writer = FrameWriter::new(stream);
+            // Whoever asks may have gone.
+            if let Ok(Some(_)) = asked(&mut reader) {
+                let refused = faults
+                    .call_host("save accelerator")
+                    .err()
+                    .map(|error| error.to_string());
+                drop(tell_bytes(&writer, 0, STATE).and_then(|()| tell_end(&writer, refused.as_deref())));
+            }
+        }
+    });
+}
 
 /// Starts a process.
 pub(crate) fn start(cgroup: Option<&Path>) -> Child {
@@ -36,16 +70,33 @@ pub(crate) fn start(cgroup: Option<&Path>) -> Child {
 }
 
 impl Accelerators {
-    pub(crate) fn launch(&self, sandbox: &str, cgroup: Option<&Path>) -> Launched {
+    pub(crate) fn launch(
+        &self,
+        (sandbox, socket): (&str, &Path),
+        saved: Option<File>,
+        (cgroup, faults): (Option<&Path>, Faults),
+    ) -> Launched {
         let child = start(cgroup);
         let served = (sandbox.to_owned(), child.pidfd.try_clone().unwrap());
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(served);
+        self.started.lock().unwrap_or_else(PoisonError::into_inner).push(served);
+        if let Some(mut saved) = saved {
+            let mut state = Vec::new();
+            saved.read_to_end(&mut state).unwrap();
+            let mut restored = self.restored.lock().unwrap_or_else(PoisonError::into_inner);
+            restored.push((sandbox.to_owned(), state));
+        }
+        tell_states(socket, faults);
         Launched::of(child)
+    }
+
+    /// Who went on from which state.
+    pub(crate) fn restored(&self) -> Vec<(String, Vec<u8>)> {
+        self.restored.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Whose accelerators are served.
     pub(crate) fn served(&self) -> Vec<String> {
-        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = self.started.lock().unwrap_or_else(PoisonError::into_inner);
         let alive = all
             .iter()
             .filter(|(_, pidfd)| !process::readable(pidfd, Duration::ZERO));

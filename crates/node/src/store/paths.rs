@@ -139,6 +139,11 @@ impl SandboxPaths {
         self.run.join("vsock")
     }
 
+    /// Where the server of its accelerator is asked for its state.
+    pub(crate) fn accelerator_save(&self) -> PathBuf {
+        self.run.join("accelerator-save")
+    }
+
     /// Where the socket is made that takes the place of the other.
     pub(crate) fn next_vsock(&self) -> PathBuf {
         self.run.join("vsock.next")

@@ -92,7 +92,8 @@ pub(super) fn checked<R: Carried>(place: &Place, wanted: impl FnOnce(&mut R)) ->
     let read = File::open(&path).and_then(|file| file.take(MOST_RECORD + 1).read_to_end(&mut text));
     read.map_err(|error| bad(format!("its record cannot be read: {error}")))?;
     let (record, described) = parse(&text, wanted)?;
-    if !place.is_whole(described.resources()) {
+    let accelerated = matches!(&described, Transferred::Snapshot(snapshot) if snapshot.config.accelerator.is_some());
+    if !place.is_whole(described.resources()) || accelerated && !place.accelerator().exists() {
         return Err(bad("a file of it is missing".into()));
     }
     for name in names_in(place)? {

@@ -8,12 +8,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::chown;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use agent_api::accelerator::{LABEL, OPENCL_DRIVER};
 use host::jail::{self, Identity, Isolation, Launch};
 use node_api::{Accelerator, AcceleratorApi};
 use rustix::fs::{Mode, OFlags};
+use rustix::net::SocketType;
 
 use crate::Error;
 use crate::config::Config;
@@ -68,19 +69,61 @@ pub(crate) struct Launched {
     pub(crate) child: jail::Child,
     /// Where it is told.
     known: Option<UnixStream>,
+    /// It goes on from a state.
+    restores: bool,
+}
+
+/// A server that makes again what was saved.
+#[derive(Debug)]
+pub(crate) struct Restoring(UnixStream);
+
+impl Restoring {
+    /// Waits until it has.
+    pub(crate) fn wait(self, limit: Duration) -> Result<(), Error> {
+        let deadline = Instant::now() + limit;
+        let mut said = Vec::new();
+        let mut byte = [0];
+        // A line, of no more than a reason has.
+        while !said.ends_with(b"\n") && said.len() < LAST_WORDS {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if !process::readable(&self.0, left) {
+                return Err(Error::Deadline {
+                    what: "what was saved of the accelerator",
+                    limit,
+                });
+            }
+            match (&self.0).read(&mut byte) {
+                Ok(1..) => said.push(byte[0]),
+                Ok(0) | Err(_) => break,
+            }
+        }
+        let said = String::from_utf8_lossy(&said);
+        match (said.trim_end(), said.strip_prefix("lost ")) {
+            ("restored", _) => Ok(()),
+            (_, Some(reason)) => Err(Error::AcceleratorLost(reason.trim_end().to_owned())),
+            _ => Err(Error::AcceleratorLost("its server has ended".to_owned())),
+        }
+    }
 }
 
 impl Launched {
     /// For a server that is none.
     #[cfg(test)]
     pub(crate) fn of(child: jail::Child) -> Self {
-        Self { child, known: None }
+        Self {
+            child,
+            known: None,
+            restores: false,
+        }
     }
 
-    /// Tells it that it is known.
-    pub(crate) fn tell_known(self) -> Result<(), Error> {
-        let told = self.known.map_or(Ok(()), |mut stream| stream.write_all(b"known\n"));
-        told.map_err(Error::host("telling an accelerator's server to begin"))
+    /// Tells it that it is known; what is to be waited for, if it goes on from a state.
+    pub(crate) fn tell_known(self) -> Result<Option<Restoring>, Error> {
+        let Some(mut stream) = self.known else { return Ok(None) };
+        stream
+            .write_all(b"known\n")
+            .map_err(Error::host("telling an accelerator's server to begin"))?;
+        Ok(self.restores.then_some(Restoring(stream)))
     }
 }
 
@@ -89,7 +132,7 @@ pub(crate) fn launch(
     config: &Config,
     stored: &Stored,
     paths: &SandboxPaths,
-    window: &Window,
+    (window, saved): (&Window, Option<File>),
     cgroup: Option<&Path>,
 ) -> Result<Launched, Error> {
     let Some(accelerator) = stored.sandbox.config.accelerator else {
@@ -104,9 +147,20 @@ pub(crate) fn launch(
     let vsock = vsock(identity, paths)?;
     let (own, theirs) = UnixStream::pair().map_err(Error::host("having a pair of sockets"))?;
     let log = files::append(&paths.accelerator_log())?;
-    let descriptors = [vsock.as_fd(), window.0.as_fd(), driver.as_fd(), theirs.as_fd()];
+    let save = files::listen(&paths.accelerator_save(), SocketType::STREAM)?;
+    let mut descriptors = vec![
+        vsock.as_fd(),
+        window.0.as_fd(),
+        driver.as_fd(),
+        theirs.as_fd(),
+        save.as_fd(),
+    ];
     let mut words: Vec<String> = vec![program.display().to_string()];
-    let options = ["--vsock-fd", "--window-fd", "--driver-fd", "--ready-fd"];
+    let mut options = vec!["--vsock-fd", "--window-fd", "--driver-fd", "--ready-fd", "--save-fd"];
+    if let Some(saved) = &saved {
+        descriptors.push(saved.as_fd());
+        options.push("--restore-fd");
+    }
     for (index, option) in options.into_iter().enumerate() {
         words.extend([option.to_owned(), jail::number_of(index).to_string()]);
     }
@@ -155,6 +209,7 @@ pub(crate) fn launch(
     Ok(Launched {
         child,
         known: Some(own),
+        restores: saved.is_some(),
     })
 }
 

@@ -507,13 +507,13 @@ pub(crate) trait Launcher: fmt::Debug + Send + Sync {
         cgroup: Option<&Path>,
     ) -> Result<jail::Child, Error>;
 
-    /// Starts the server of its accelerator; the window is ready when this returns.
+    /// Starts the server of its accelerator, which goes on from a state if there is one; the window is ready when this returns.
     fn launch_accelerator(
         &self,
         config: &Config,
         stored: &Stored,
         paths: &SandboxPaths,
-        window: &Window,
+        window: (&Window, Option<File>),
         cgroup: Option<&Path>,
     ) -> Result<accelerator::Launched, Error>;
 }
@@ -576,7 +576,7 @@ impl Launcher for Jailed {
         config: &Config,
         stored: &Stored,
         paths: &SandboxPaths,
-        window: &Window,
+        window: (&Window, Option<File>),
         cgroup: Option<&Path>,
     ) -> Result<accelerator::Launched, Error> {
         accelerator::launch(config, stored, paths, window, cgroup)

@@ -3,7 +3,8 @@
 use std::sync::atomic::Ordering;
 
 use super::{
-    Error, Index, Memory, Record, RingMemory, SEQUENCE_LIMIT, STAMP_WORD, Sequence, low, needs_bell, slot, wrap_counter,
+    ConsumerPosition, Error, Index, Memory, Record, RingMemory, SEQUENCE_LIMIT, STAMP_WORD, Sequence, low, needs_bell,
+    slot, wrap_counter,
 };
 
 /// Takes records out of a ring; there is one in all.
@@ -24,6 +25,32 @@ impl<M: Memory> Consumer<M> {
             sequence,
             taken: 0,
             released: 0,
+        }
+    }
+
+    /// Of a ring whose consumer was there, and has ended.
+    ///
+    /// # Errors
+    /// [`Error::Position`].
+    pub fn resume(memory: M, sequence: Sequence, position: ConsumerPosition) -> Result<Self, Error> {
+        let ConsumerPosition { taken, released } = position;
+        let capacity = u64::from(memory.capacity());
+        match taken.checked_sub(released) {
+            Some(held) if held <= capacity => Ok(Self {
+                memory,
+                sequence,
+                taken,
+                released,
+            }),
+            _ => Err(Error::Position),
+        }
+    }
+
+    /// Where it is, for a consumer that goes on.
+    pub fn position(&self) -> ConsumerPosition {
+        ConsumerPosition {
+            taken: self.taken,
+            released: self.released,
         }
     }
 

@@ -47,4 +47,7 @@ pub enum Error {
         /// What came.
         got: u64,
     },
+    /// No end of a ring can be where one is said to have been.
+    #[error("a position of a ring is said to be where no ring can be; what says so is not what was saved")]
+    Position,
 }

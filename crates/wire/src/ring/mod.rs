@@ -38,6 +38,24 @@ pub use producer::Producer;
 pub use record::{RECORD_LEN, Record, SEQUENCE_LIMIT};
 pub use region::{Region, Slots, Word};
 
+/// Where a consumer is: by this another one goes on in memory that has the same bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct ConsumerPosition {
+    /// Records that were taken.
+    pub taken: u64,
+    /// Records whose slots were given back.
+    pub released: u64,
+}
+
+/// Where a producer is: by this another one goes on in memory that has the same bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct ProducerPosition {
+    /// Records that were published.
+    pub published: u64,
+    /// Records that are known to be taken.
+    pub taken: u64,
+}
+
 /// Whose the sequence numbers of a ring's records are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sequence {

@@ -2,7 +2,10 @@
 
 use std::sync::atomic::Ordering;
 
-use super::{Error, Index, Memory, Record, RingMemory, SEQUENCE_LIMIT, Sequence, low, needs_bell, slot, wrap_counter};
+use super::{
+    Error, Index, Memory, ProducerPosition, Record, RingMemory, SEQUENCE_LIMIT, Sequence, low, needs_bell, slot,
+    wrap_counter,
+};
 
 /// Puts records into a ring; there is one in all.
 ///
@@ -30,6 +33,34 @@ impl<M: Memory> Producer<M> {
             published: 0,
             taken: 0,
             held: 0,
+        }
+    }
+
+    /// Of a ring whose producer was there, and has ended.
+    ///
+    /// # Errors
+    /// [`Error::Position`].
+    pub fn resume(memory: M, sequence: Sequence, position: ProducerPosition) -> Result<Self, Error> {
+        let ProducerPosition { published, taken } = position;
+        let capacity = u64::from(memory.capacity());
+        match published.checked_sub(taken) {
+            Some(held) if held <= capacity => Ok(Self {
+                memory,
+                sequence,
+                put: published,
+                published,
+                taken,
+                held: 0,
+            }),
+            _ => Err(Error::Position),
+        }
+    }
+
+    /// Where it is, for a producer that goes on. Records that were not published are lost.
+    pub fn position(&self) -> ProducerPosition {
+        ProducerPosition {
+            published: self.published,
+            taken: self.taken,
         }
     }
 

@@ -4,9 +4,12 @@ exception that ends it.
     accelerator.py compute N      N numbers by a kernel, which are right
     accelerator.py call N         N calls that are waited for; prints nanoseconds for each
     accelerator.py busy NS        begins as the others do, and is busy for so long
+    accelerator.py keep N         has a kernel and N MiB of numbers, all zero; adds what is written to /tmp/ask, and writes to /tmp/answer the
+                                  first number, the last, and the time in us; /tmp/ready has the time that all of it took to be made
     accelerator.py survive        tells "ready", computes until there is an error, tells how long that took, and calls anew
 """
 import ctypes as c
+import os
 import sys
 import time
 
@@ -19,6 +22,9 @@ SOURCE = b"""__kernel void saxpy(float a, __global const float *x, __global floa
     size_t i = get_global_id(0);
     y[i] = a * x[i] + y[i];
 }"""
+
+
+ADD = b"__kernel void add(__global uint *all, uint what) { all[get_global_id(0)] += what; }"
 
 
 class Failed(Exception):
@@ -85,6 +91,48 @@ class Accelerator:
         return (time.monotonic_ns() - begun) // count
 
 
+def keep(mebibytes):
+    begun = time.monotonic()
+    accelerator = Accelerator()
+    source = c.c_char_p(ADD)
+    program = made(cl.clCreateProgramWithSource, accelerator.context, 1, c.byref(source), None)
+    check(cl.clBuildProgram(program, 1, c.byref(accelerator.device), b"", None, None))
+    kernel = made(cl.clCreateKernel, program, b"add")
+    piece = 1 << 20
+    count = mebibytes * piece // 4
+    flags, size = c.c_ulong(READ_WRITE), c.c_size_t(4 * count)
+    buffer = made(cl.clCreateBuffer, accelerator.context, flags, size, None)
+    # No zeroes of the kernel's: they are to be written, and saved.
+    zeroes = (c.c_uint * (piece // 4))(*([1] * (piece // 4)))
+    for at in range(0, 4 * count, piece):
+        check(cl.clEnqueueWriteBuffer(accelerator.queue, buffer, 1, c.c_size_t(at), c.c_size_t(piece), zeroes, 0, None, None))
+    check(cl.clSetKernelArg(kernel, 0, c.c_size_t(8), c.byref(buffer)))
+
+    def add(number):
+        what, work, ends = c.c_uint(number), c.c_size_t(count), (c.c_uint * 2)()
+        check(cl.clSetKernelArg(kernel, 1, c.c_size_t(4), c.byref(what)))
+        check(cl.clEnqueueNDRangeKernel(accelerator.queue, kernel, 1, None, c.byref(work), None, 0, None, None))
+        for place, at in ((0, 0), (1, 4 * (count - 1))):
+            to = c.byref(ends, 4 * place)
+            check(cl.clEnqueueReadBuffer(accelerator.queue, buffer, 1, c.c_size_t(at), c.c_size_t(4), to, 0, None, None))
+        return tuple(ends)
+
+    # The first launch compiles what the second one has.
+    assert add(2**32 - 1) == (0, 0), "wrong numbers"
+    for name in ("/tmp/ask", "/tmp/answer"):
+        os.mkfifo(name)
+    with open("/tmp/ready.new", "w") as ready:
+        ready.write(f"{(time.monotonic() - begun) * 1e6:.0f}")
+    os.rename("/tmp/ready.new", "/tmp/ready")
+    while True:
+        with open("/tmp/ask") as ask:
+            number = int(ask.read())
+        begun = time.monotonic()
+        ends = add(number)
+        with open("/tmp/answer", "w") as answer:
+            answer.write(f"{ends[0]} {ends[1]} {(time.monotonic() - begun) * 1e6:.0f}")
+
+
 def survive():
     accelerator = Accelerator()
     print("ready", flush=True)
@@ -115,6 +163,8 @@ if sys.argv[1] == "compute":
     print("right")
 elif sys.argv[1] == "call":
     print(Accelerator().call(int(sys.argv[2])))
+elif sys.argv[1] == "keep":
+    keep(int(sys.argv[2]))
 elif sys.argv[1] == "busy":
     Accelerator()
     end = time.monotonic_ns() + int(sys.argv[2])

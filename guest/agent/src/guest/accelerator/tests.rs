@@ -30,7 +30,7 @@ fn window() -> TempDir {
 }
 
 fn broker(window: &Path) -> Arc<Broker> {
-    Arc::new(Broker::new(window).within(MOST))
+    Arc::new(Broker::new(window).within(MOST, MOST))
 }
 
 /// A program that has said hello.
@@ -55,6 +55,11 @@ struct Host {
 
 impl Host {
     fn new(broker: &Arc<Broker>) -> Self {
+        Self::resumed(broker, &[])
+    }
+
+    /// One that goes on with clients.
+    fn resumed(broker: &Arc<Broker>, resumed: &[u64]) -> Self {
         let (near, far) = UnixStream::pair().unwrap();
         near.set_read_timeout(Some(MOST)).unwrap();
         broker.take_host(far);
@@ -63,7 +68,11 @@ impl Host {
             reader: FrameReader::new(near.try_clone().unwrap()),
             writer: FrameWriter::new(near),
         };
-        send(&host.writer, &Begin::Control { version: VERSION }).unwrap();
+        let begin = Begin::Control {
+            version: VERSION,
+            resumed: resumed.to_vec(),
+        };
+        send(&host.writer, &begin).unwrap();
         host
     }
 
@@ -100,6 +109,24 @@ impl Host {
             file: file.map(str::to_owned),
             pairs,
             welcome: "welcome".to_owned(),
+        });
+    }
+
+    /// Serves the client that asks.
+    fn serve(&mut self, program: &PacketSocket, file: Option<&str>) -> u64 {
+        let (number, _) = self.asked();
+        self.accept(number, file, 0);
+        assert_eq!(answer(program).unwrap().0, "welcome");
+        number
+    }
+
+    /// It has dialled all streams of a client that goes on.
+    fn go_on(&self, client: u64, pairs: u32) {
+        self.say(&FromHost::Accept {
+            client,
+            file: None,
+            pairs,
+            welcome: String::new(),
         });
     }
 }
@@ -149,37 +176,35 @@ fn a_client_gets_its_file_and_its_streams_and_the_host_hears_of_its_end() {
 fn clients_are_hung_up_when_the_server_says_so_or_is_gone_or_replaced() {
     let window = window();
     let broker = broker(window.path());
-    let served = |host: &mut Host, file: &str| {
+    let served = |host: &mut Host| {
         let program = client(&broker);
-        let (number, _) = host.asked();
-        host.accept(number, Some(file), 0);
-        (answer(&program).unwrap(), program, number).1
+        host.serve(&program, Some("slot-0"));
+        program
     };
     let mut host = Host::new(&broker);
     let program = client(&broker);
-    let (number, _) = host.asked();
-    host.accept(number, None, 0);
-    answer(&program).unwrap();
+    let number = host.serve(&program, None);
     host.say(&FromHost::Over { client: number });
     assert!(matches!(answer(&program), Err(PacketError::Closed)));
     assert_eq!(host.next(), Some(FromGuest::Gone { client: number }));
 
-    let program = served(&mut host, "slot-0");
+    // Whether the one before is still connected or not: the next one goes on with nobody.
+    let program = served(&mut host);
     drop(host);
+    let mut host = Host::new(&broker);
     assert!(matches!(answer(&program), Err(PacketError::Closed)));
 
-    let mut host = Host::new(&broker);
-    let program = served(&mut host, "slot-0");
+    let program = served(&mut host);
     let mut next = Host::new(&broker);
     assert!(matches!(answer(&program), Err(PacketError::Closed)));
     assert_eq!(host.next(), None, "the server before is hung up");
-    drop(served(&mut next, "slot-0"));
+    drop(served(&mut next));
 }
 
 #[test]
 fn without_a_server_a_client_is_told_so_and_one_that_waits_is_served_by_the_next() {
     let window = window();
-    let impatient = Arc::new(Broker::new(window.path()).within(Duration::from_millis(50)));
+    let impatient = Arc::new(Broker::new(window.path()).within(Duration::from_millis(50), MOST));
     let (told, fds) = answer(&client(&impatient)).unwrap();
     assert!(
         told.contains("refused") && told.contains("does not answer") && fds.is_empty(),
@@ -198,8 +223,163 @@ fn without_a_server_a_client_is_told_so_and_one_that_waits_is_served_by_the_next
     broker.take_host(far);
     send(
         &FrameWriter::new(near.try_clone().unwrap()),
-        &Begin::Control { version: VERSION + 1 },
+        &Begin::Control {
+            version: VERSION + 1,
+            resumed: Vec::new(),
+        },
     )
     .unwrap();
     assert_eq!(near.read(&mut [0]).unwrap(), 0);
+}
+
+/// Nothing comes for a program, and it is not hung up.
+fn is_quiet(program: &PacketSocket) -> bool {
+    let soon = Instant::now() + Duration::from_millis(30);
+    matches!(program.wait_to_receive(soon), Err(PacketError::Late))
+}
+
+#[test]
+fn clients_get_other_streams_from_each_server_that_goes_on_with_them() {
+    let window = window();
+    let broker = broker(window.path());
+    let mut host = Host::new(&broker);
+    let kept = client(&broker);
+    let (number, _) = host.asked();
+    let streams = [host.pair(number, 0), host.pair(number, 1)];
+    host.accept(number, Some("slot-0"), 2);
+    assert_eq!(answer(&kept).unwrap().1.len(), 3);
+    let other = client(&broker);
+    host.serve(&other, None);
+
+    drop((host, streams));
+    assert!(is_quiet(&kept) && is_quiet(&other), "they stay");
+    for round in 0..3 {
+        let mut host = Host::resumed(&broker, &[number, 99]);
+        assert_eq!(host.next(), Some(FromGuest::Gone { client: 99 }));
+        assert!(
+            matches!(answer(&other), Err(PacketError::Closed)),
+            "nobody goes on with it"
+        );
+        // It is cut again before it has all of them, with and without the server's word.
+        let first = host.pair(number, 0);
+        (0..round).for_each(|_| host.go_on(number, 2));
+        assert!(is_quiet(&kept));
+        drop((host, first));
+
+        let host = Host::resumed(&broker, &[number]);
+        let mut second = host.pair(number, 1);
+        host.go_on(number, 2);
+        assert!(is_quiet(&kept), "one of two is not enough");
+        let mut first = host.pair(number, 0);
+        let (said, fds) = answer(&kept).unwrap();
+        assert_eq!((said.as_str(), fds.len()), ("+", 2));
+        for (stream, fd, said) in [(&mut first, &fds[0], b"a"), (&mut second, &fds[1], b"b")] {
+            stream.write_all(said).unwrap();
+            let mut heard = [0];
+            UnixStream::from(fd.try_clone().unwrap())
+                .read_exact(&mut heard)
+                .unwrap();
+            assert_eq!(&heard, said);
+        }
+    }
+    let mut host = Host::resumed(&broker, &[number]);
+    drop(kept);
+    assert_eq!(host.next(), Some(FromGuest::Gone { client: number }));
+}
+
+#[test]
+fn a_client_that_is_not_resumed_in_time_is_hung_up() {
+    const RESUME: Duration = Duration::from_millis(150);
+    let window = window();
+    let broker = Arc::new(Broker::new(window.path()).within(MOST, RESUME));
+    let mut host = Host::new(&broker);
+    let program = client(&broker);
+    let number = host.serve(&program, None);
+    let begun = Instant::now();
+    drop(host);
+    assert!(is_quiet(&program));
+    let host = Host::resumed(&broker, &[number]);
+    std::thread::sleep(RESUME * 2);
+    assert!(is_quiet(&program), "that time is over");
+    assert!(begun.elapsed() > RESUME);
+    let begun = Instant::now();
+    drop(host);
+    assert!(matches!(answer(&program), Err(PacketError::Closed)));
+    assert!(begun.elapsed() >= RESUME && begun.elapsed() < MOST);
+    let mut host = Host::resumed(&broker, &[number]);
+    assert_eq!(host.next(), Some(FromGuest::Gone { client: number }));
+}
+
+#[test]
+fn a_client_whose_server_is_lost_before_its_answer_asks_the_next_one() {
+    let window = window();
+    let broker = broker(window.path());
+    let mut host = Host::new(&broker);
+    let program = client(&broker);
+    let (number, free) = host.asked();
+    let _early = host.pair(number, 0);
+    drop(host);
+    assert!(is_quiet(&program));
+    // That one was about to serve it.
+    let mut host = Host::resumed(&broker, &[number]);
+    let mut said = [host.next().unwrap(), host.next().unwrap()];
+    said.sort_by_key(|said| matches!(said, FromGuest::Connect { .. }));
+    let [
+        FromGuest::Gone { client },
+        FromGuest::Connect {
+            client: again,
+            free: now,
+            ..
+        },
+    ] = said
+    else {
+        panic!("{said:?}");
+    };
+    assert!(client == number && again != number && free == now);
+    host.accept(again, Some("slot-1"), 1);
+    assert!(
+        is_quiet(&program),
+        "what was dialled for the other number is not for this one"
+    );
+    let _stream = host.pair(again, 0);
+    let (welcome, fds) = answer(&program).unwrap();
+    assert_eq!((welcome.as_str(), fds.len()), ("welcome", 2));
+    drop(program);
+    assert_eq!(host.next(), Some(FromGuest::Gone { client: again }));
+}
+
+#[test]
+fn a_client_that_waits_for_its_answer_is_served_by_the_last_of_many_servers() {
+    let window = window();
+    let broker = broker(window.path());
+    let program = client(&broker);
+    let mut host = Host::new(&broker);
+    let mut numbers = vec![host.asked().0];
+    for _ in 0..100 {
+        // The one before is still connected, and both of its ends are seen at once.
+        host = Host::new(&broker);
+        numbers.push(host.asked().0);
+    }
+    assert!(numbers.is_sorted_by(|a, b| a < b));
+    host.accept(*numbers.last().unwrap(), None, 0);
+    assert_eq!(answer(&program).unwrap().0, "welcome");
+}
+
+#[test]
+fn what_a_server_said_before_the_next_one_came_ends_nobody() {
+    let window = window();
+    let broker = broker(window.path());
+    let mut host = Host::new(&broker);
+    let program = client(&broker);
+    let number = host.serve(&program, None);
+    // So much that it is not read when the next one begins.
+    let mut bytes = Vec::new();
+    let writer = FrameWriter::new(&mut bytes);
+    (0..2000).for_each(|_| send(&writer, &FromHost::Over { client: 99 }).unwrap());
+    send(&writer, &FromHost::Over { client: number }).unwrap();
+    host.writer.with(|mut stream| stream.write_all(&bytes)).unwrap();
+    let next = Host::resumed(&broker, &[number]);
+    std::thread::sleep(Duration::from_millis(200));
+    next.go_on(number, 0);
+    assert_eq!(answer(&program).unwrap().0, "+");
 }

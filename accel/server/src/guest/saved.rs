@@ -1,0 +1,119 @@
+//! A guest's clients are saved with its machine, and go on where it is restored.
+//!
+//! ```text
+//!   save:    who is served ─▶ no thread works on a record ─▶ window and state ─▶ file ─▶ they go on
+//!   restore: window as it was ─▶ objects ─▶ Begin::Control with all numbers ─▶ streams dialled, Accept ─▶ served
+//! ```
+
+use std::fs::File;
+use std::sync::{Arc, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use accel_transport::Error;
+use agent_api::accelerator::FromHost;
+use wire::packet::PacketSocket;
+
+use super::{Control, Guest};
+use crate::saved::{Output, Refusal, Resumed, Saving, restore_all, save_all};
+use crate::session::Client;
+
+/// A client that is known as long as this is there.
+pub(super) struct Known<'g> {
+    guest: &'g Guest,
+    number: u64,
+}
+
+impl Drop for Known<'_> {
+    fn drop(&mut self) {
+        let known = self.guest.serving().remove(&self.number);
+        drop(known);
+    }
+}
+
+impl Guest {
+    fn serving(&self) -> MutexGuard<'_, std::collections::BTreeMap<u64, Saving>> {
+        self.serving.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A client is served from now on.
+    pub(super) fn know(&self, saving: Saving) -> Known<'_> {
+        let number = saving.number;
+        self.serving().insert(number, saving);
+        Known { guest: self, number }
+    }
+
+    /// Writes the window and all clients, none of which goes on before `hold` has returned, which is told the outcome. The guest does not
+    /// run meanwhile.
+    pub fn save(&self, output: &mut dyn Output, patience: Duration, hold: impl FnOnce(&Result<(), Refusal>)) {
+        let serving = self.serving();
+        let clients: Vec<Saving> = serving.values().cloned().collect();
+        let (backend, _) = self.server.parts();
+        let (held, outcome) = match save_all(backend, &clients, (output, &self.slots), patience) {
+            Ok(held) => (held, Ok(())),
+            Err(refusal) => (Vec::new(), Err(refusal)),
+        };
+        hold(&outcome);
+        drop((held, serving));
+    }
+
+    /// Makes the clients of a file again, for a guest whose window has the bytes of then.
+    ///
+    /// # Errors
+    /// [`Refusal`]: nothing is left of it.
+    pub fn restore(&self, file: &File) -> Result<(), Refusal> {
+        let slot = |name: &str| self.slots.region_of(name);
+        let resumed = restore_all(self.server.parts(), file, &slot)?;
+        *self.resumed.lock().unwrap_or_else(PoisonError::into_inner) = resumed;
+        Ok(())
+    }
+
+    /// Nobody goes on with what is in the window: its clients see that at once.
+    ///
+    /// # Errors
+    /// The window is none.
+    pub fn abandon(&self) -> Result<(), accel_window::Error> {
+        self.slots.abandon()
+    }
+
+    /// Goes on with a client.
+    pub(super) fn resume_client(&self, control: &Control, resumed: Resumed, watched: PacketSocket) {
+        let Resumed {
+            number,
+            slot,
+            agreed,
+            window,
+            positions,
+            client,
+        } = resumed;
+        let slot = self.slots.take_again(&slot);
+        let connected = || -> Result<_, Error> {
+            let streams = self.streams(number, agreed.pairs)?;
+            agreed.resume((window, &positions), streams, watched)
+        };
+        let connection = match connected() {
+            Ok(connection) => connection,
+            Err(error) => {
+                log::warn!("a program that used the accelerator when its machine was saved cannot go on: {error}");
+                client.end();
+                return;
+            }
+        };
+        control.say(&FromHost::Accept {
+            client: number,
+            file: None,
+            pairs: agreed.pairs,
+            welcome: String::new(),
+        });
+        let saving = |served: &Arc<Client>| {
+            self.know(Saving {
+                number,
+                slot: slot.as_ref().map(|slot| slot.name().to_owned()),
+                agreed,
+                client: Arc::clone(served),
+            })
+        };
+        if let Err(error) = self.server.serve_saved(connection, Some(Arc::clone(&client)), saving) {
+            log::warn!("a client's connection has ended: {error}");
+        }
+    }
+}

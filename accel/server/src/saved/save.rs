@@ -1,0 +1,225 @@
+//! A client's objects, as they are written: calls, binaries of programs, contents of memory.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::PoisonError;
+use std::time::{Duration, Instant};
+
+use accel_proto::Limits;
+use accel_proto::opencl::AnyCall;
+
+use super::calls::Logged;
+use super::contents::Contents;
+use super::devices::Devices;
+use super::state::{Call, Objects, Program, Step, Writing, due};
+use super::{Refusal, query};
+use crate::objects::{Form, Held, Object, Past, Sort, State};
+use crate::session::Client;
+
+/// How often it is looked whether commands have ended.
+const LOOK: Duration = Duration::from_micros(200);
+
+/// Events that are not complete have positive states; this one is of those that a client has not set.
+const SUBMITTED: i32 = 2;
+
+/// Waits until all commands of a client's queues are complete.
+pub(super) fn drain(client: &Client, deadline: Instant) -> Result<(), Refusal> {
+    for queue in client.queues() {
+        let marker = client.mark(&queue);
+        let is_done = || match &marker {
+            Some(_) => client.is_done(marker.as_ref()),
+            None => client.finish(&queue),
+        };
+        while !is_done() {
+            if Instant::now() >= deadline {
+                return Err(Refusal::Busy);
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+    client.forget_retired();
+    Ok(())
+}
+
+/// All of a client's objects, which nobody works with.
+pub(super) fn objects(client: &Client, devices: &Devices, file: &mut Writing<'_>) -> Result<Objects, Refusal> {
+    if let Some(reason) = client.unsaved() {
+        return Err(Refusal::CannotBeMadeAgain(reason));
+    }
+    let all = reachable(client);
+    let mut steps: BTreeMap<(u64, u64), Step> = BTreeMap::new();
+    let mut contents = Contents::new(client);
+    let (mut maps, mut failures) = (Vec::new(), Vec::new());
+    for object in &all {
+        match (object.sort(), &object.state) {
+            // What a client is told of is there always; commands' own events have no names.
+            _ if object.name == 0 => continue,
+            (Sort::Event, state) => {
+                let step = event(client, object, state)?;
+                steps.insert((object.order, u64::MAX), step);
+            }
+            (Sort::Program, _) => program(client, object, file, &mut steps)?,
+            (_, State::Mem(memory)) => {
+                let mut log = log(object)?;
+                if memory.form == Form::Pipe {
+                    return Err(Refusal::CannotBeMadeAgain("a pipe, whose packets nobody can read"));
+                }
+                if object.owner(Sort::Mem).is_none() {
+                    let first = log.remove(0);
+                    let made = decode(client, &first)?;
+                    let bytes = contents.save(object, &made, file)?;
+                    steps.insert((first.order, 0), Step::Memory(call(&first, file)?, bytes));
+                }
+                insert(log, file, &mut steps)?;
+                let mapped = memory.maps.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                if !mapped.is_empty() {
+                    maps.push((object.name, mapped));
+                }
+            }
+            _ => insert(log(object)?, file, &mut steps)?,
+        }
+        let failure = object.untold_failure();
+        if failure != 0 {
+            failures.push((object.sort() as usize, object.name, failure));
+        }
+    }
+    let tables = client.saved_tables();
+    let [platforms, told_devices] = tables.told;
+    Ok(Objects {
+        platforms: devices.places_of_platforms(&platforms)?,
+        devices: devices.places_of(&told_devices)?,
+        places: tables.places,
+        steps: steps.into_values().collect(),
+        maps,
+        failures,
+        due: client.completions.due().iter().map(due).collect(),
+    })
+}
+
+/// All that has a name, and what that needs: each once.
+fn reachable(client: &Client) -> Vec<Held> {
+    let mut found: BTreeMap<usize, Held> = BTreeMap::new();
+    let mut open = client.all_objects();
+    while let Some(object) = open.pop() {
+        let needs = object.needs().into_iter().map(Held);
+        if found.insert(object.address(), object).is_none() {
+            open.extend(needs);
+        }
+    }
+    found.into_values().collect()
+}
+
+fn log(object: &Held) -> Result<Vec<Logged>, Refusal> {
+    let log = object.log.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    match log.is_empty() {
+        true => Err(Refusal::CannotBeMadeAgain("an object whose calls were not kept")),
+        false => Ok(log),
+    }
+}
+
+fn insert(log: Vec<Logged>, file: &mut Writing<'_>, steps: &mut BTreeMap<(u64, u64), Step>) -> Result<(), Refusal> {
+    for logged in log {
+        // One that has made several objects is with all of them.
+        if let std::collections::btree_map::Entry::Vacant(place) = steps.entry((logged.order, 0)) {
+            place.insert(Step::Call(call(&logged, file)?));
+        }
+    }
+    Ok(())
+}
+
+fn call(logged: &Logged, file: &mut Writing<'_>) -> io::Result<Call> {
+    let reads = logged.bytes.iter();
+    let reads = reads.map(|(span, bytes)| Ok((span.offset, file.append(bytes)?)));
+    Ok(Call {
+        op: logged.op,
+        reads: reads.collect::<io::Result<_>>()?,
+        arguments: file.append(&logged.arguments)?,
+    })
+}
+
+fn decode<'l>(client: &Client, logged: &'l Logged) -> Result<AnyCall<'l>, Refusal> {
+    let limits = Limits { arena: client.arena() };
+    AnyCall::decode(logged.op, &logged.arguments, limits)
+        .map_err(|_| Refusal::CannotBeMadeAgain("an object whose calls were not kept"))
+}
+
+fn event(client: &Client, object: &Held, state: &State) -> Result<Step, Refusal> {
+    let api = &client.backend.api;
+    let queue = object.owner(Sort::CommandQueue);
+    let context = |object: &Object| object.owner(Sort::Context).map(|context| context.name);
+    let context = queue.map_or_else(|| context(object), |queue| context(queue));
+    let context = context.ok_or(Refusal::CannotBeMadeAgain("an event of no context"))?;
+    let name = object.name;
+    let queue = queue.map(|queue| queue.name);
+    let status = || query::number(api, object, query::EVENT_STATUS).map(u32::cast_signed);
+    Ok(match state {
+        State::UserEvent => {
+            let status = status().map_err(Refusal::Code)?.min(SUBMITTED);
+            Step::UserEvent { name, context, status }
+        }
+        State::Past(past) => Step::Event {
+            name,
+            context,
+            queue,
+            past: *past,
+        },
+        _ => {
+            let status = status().map_err(Refusal::Code)?;
+            if status > 0 {
+                return Err(Refusal::Busy);
+            }
+            let past = Past {
+                command: query::number(api, object, query::EVENT_COMMAND_TYPE).map_err(Refusal::Code)?,
+                status,
+                times: query::times(api, object),
+            };
+            Step::Event {
+                name,
+                context,
+                queue,
+                past,
+            }
+        }
+    })
+}
+
+/// A program: with its binaries if it can be run on each of its devices.
+fn program(
+    client: &Client,
+    object: &Held,
+    file: &mut Writing<'_>,
+    steps: &mut BTreeMap<(u64, u64), Step>,
+) -> Result<(), Refusal> {
+    let api = &client.backend.api;
+    let log = log(object)?;
+    let devices = query::words(api, object, query::PROGRAM_DEVICES).unwrap_or_default();
+    let names: Option<Vec<u32>> = devices
+        .iter()
+        .map(|device| client.name_of(Sort::Device, *device))
+        .collect();
+    let context = object.owner(Sort::Context).map(|context| context.name);
+    let runs = !devices.is_empty()
+        && devices
+            .iter()
+            .all(|device| query::is_executable(api, object, query::address(*device)));
+    let binaries = runs.then(|| query::binaries(api, object).ok()).flatten();
+    let binaries = binaries.filter(|binaries| binaries.len() == devices.len() && !binaries.iter().any(Vec::is_empty));
+    let (Some(devices), Some(context), Some(binaries)) = (names, context, binaries) else {
+        return insert(log, file, steps);
+    };
+    // What came behind the last build is done to what that has made, and kernels may have been made in between.
+    let built = log.iter().rposition(Logged::is_build).unwrap_or_default();
+    let mut log = log;
+    insert(log.split_off(built + 1), file, steps)?;
+    let last = log.last().map_or(0, |logged| logged.order);
+    let binaries = binaries.iter().map(|binary| file.append(binary));
+    let step = Program {
+        name: object.name,
+        context,
+        devices,
+        binaries: binaries.collect::<io::Result<_>>()?,
+        calls: log.iter().map(|logged| call(logged, file)).collect::<io::Result<_>>()?,
+    };
+    steps.insert((last, 1), Step::Program(step));
+    Ok(())
+}

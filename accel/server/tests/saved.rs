@@ -1,0 +1,513 @@
+//! A client whose machine is saved, and a server that goes on with it: real objects of PoCL's, the window as it was, and this test as the VMM
+//! and the guest's agent.
+
+#[allow(dead_code, reason = "each test uses what it needs")]
+mod support;
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read as _, Write as _};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::{Duration, Instant};
+
+use accel_proto::opencl::*;
+use accel_proto::{Handle, List, Reader, Reply as _, Span, Value};
+use accel_server::{Backend, Guest, Output, Refusal, Server, Slot, Slots};
+use accel_transport::{ClientConnection, Offer, Settings, Transport, connect};
+use agent_api::accelerator::{Begin, FromGuest, FromHost, receive, send};
+use wire::packet::PacketSocket;
+use wire::{FrameReader, FrameWriter};
+
+use support::*;
+
+/// The whole window is one part of it: 16 MiB of arena and the rings.
+const SIZE: u64 = 20 << 20;
+const PAIRS: u32 = 2;
+
+/// A server in this process, and the guest's side of its vsock.
+struct Host {
+    guest: Arc<Guest>,
+    streams: mpsc::Receiver<(Begin, FrameReader<UnixStream>)>,
+    _directory: tempfile::TempDir,
+}
+
+impl Host {
+    fn new(backend: Backend, window: &File) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let vsock = directory.path().join("vsock");
+        let listener = UnixListener::bind(&vsock).unwrap();
+        let (tell, streams) = mpsc::channel();
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let mut stream = stream.unwrap();
+                let mut line = String::new();
+                BufReader::with_capacity(1, &stream).read_line(&mut line).unwrap();
+                stream.write_all(b"OK 1073741824\n").unwrap();
+                let mut reader = FrameReader::new(stream);
+                let begin = receive(&mut reader).unwrap().unwrap();
+                if tell.send((begin, reader)).is_err() {
+                    return;
+                }
+            }
+        });
+        let settings = Settings {
+            transports: vec![Transport::Spin],
+            pairs: PAIRS,
+            records: 64,
+            arena: ARENA,
+            patience: MOST,
+            busy_poll: Some(Duration::from_micros(200)),
+        };
+        let server = Arc::new(Server::new(backend, settings));
+        let slot = Slot {
+            name: "slot-0".to_owned(),
+            offset: 0,
+            length: SIZE,
+        };
+        let slots = Slots::new(window.try_clone().unwrap(), vec![slot]).unwrap();
+        Self {
+            guest: Arc::new(Guest::new(server, slots, vsock)),
+            streams,
+            _directory: directory,
+        }
+    }
+
+    fn serve(&self) {
+        let guest = Arc::clone(&self.guest);
+        std::thread::spawn(move || guest.serve());
+    }
+
+    fn next(&self) -> (Begin, FrameReader<UnixStream>) {
+        self.streams.recv_timeout(MOST).unwrap()
+    }
+
+    /// A client's streams, in the order of its pairs.
+    fn pairs(&self) -> Vec<UnixStream> {
+        let pair = |expected| match self.next() {
+            (Begin::Pair { client: 1, pair }, reader) if pair == expected => reader.into_inner(),
+            (other, _) => panic!("{other:?}"),
+        };
+        (0..PAIRS).map(pair).collect()
+    }
+}
+
+/// What goes to a server from a client's socket: wake-ups, to whichever stream the server has now.
+struct Forwarded {
+    to: Vec<Arc<Mutex<UnixStream>>>,
+    /// A server whose client hangs up lets the window go, which is another one's.
+    before: Vec<UnixStream>,
+}
+
+impl Forwarded {
+    fn new(own: Vec<UnixStream>, streams: Vec<UnixStream>) -> Self {
+        let forwarded = own.into_iter().zip(streams).map(|(mut own, stream)| {
+            let stream = Arc::new(Mutex::new(stream));
+            let to = Arc::clone(&stream);
+            std::thread::spawn(move || {
+                let mut bytes = [0; 64];
+                while let Ok(read @ 1..) = own.read(&mut bytes) {
+                    // A server that was saved is nobody's any more.
+                    drop(to.lock().unwrap().write_all(&bytes[..read]));
+                }
+            });
+            stream
+        });
+        Self {
+            to: forwarded.collect(),
+            before: Vec::new(),
+        }
+    }
+
+    fn to(&mut self, streams: Vec<UnixStream>) {
+        for (place, stream) in self.to.iter().zip(streams) {
+            self.before.push(std::mem::replace(&mut *place.lock().unwrap(), stream));
+            place.lock().unwrap().write_all(b"1").unwrap();
+        }
+    }
+}
+
+/// A program of the guest: its connection, and the agent's half of it.
+struct Program {
+    thread: Thread,
+    forwarded: Forwarded,
+    /// A server whose agent hangs up lets the window go, which is another one's.
+    controls: Vec<(FrameReader<UnixStream>, FrameWriter<UnixStream>)>,
+    _connection: ClientConnection,
+    _socket: PacketSocket,
+}
+
+impl Program {
+    fn start(host: &Host, window: &File) -> Self {
+        let (begin, mut reader) = host.next();
+        assert!(
+            matches!(&begin, Begin::Control { resumed, .. } if resumed.is_empty()),
+            "{begin:?}"
+        );
+        let writer = FrameWriter::new(reader.get_ref().try_clone().unwrap());
+        let (socket, theirs) = PacketSocket::pair().unwrap();
+        let client = std::thread::spawn(move || {
+            let offer = Offer {
+                transports: vec![Transport::Spin],
+                pairs: PAIRS,
+                patience: MOST,
+            };
+            connect(theirs, &offer).unwrap()
+        });
+        socket.wait_to_receive(Instant::now() + MOST).unwrap();
+        let (hello, _) = socket.receive().unwrap();
+        let asked = FromGuest::Connect {
+            client: 1,
+            hello: String::from_utf8(hello).unwrap(),
+            free: vec!["slot-0".to_owned()],
+        };
+        send(&writer, &asked).unwrap();
+        let streams = host.pairs();
+        let accepted = receive(&mut reader).unwrap().unwrap();
+        let FromHost::Accept { welcome, .. } = accepted else {
+            panic!("{accepted:?}");
+        };
+        let (own, given): (Vec<_>, Vec<_>) = (0..PAIRS).map(|_| UnixStream::pair().unwrap()).unzip();
+        let mut fds: Vec<OwnedFd> = vec![window.try_clone().unwrap().into()];
+        fds.extend(given.into_iter().map(OwnedFd::from));
+        let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+        socket.send(welcome.as_bytes(), &fds).unwrap();
+        let mut connection = client.join().unwrap();
+        Self {
+            thread: Thread {
+                end: connection.ends.remove(0),
+                window: connection.window.as_ref().unwrap().0.clone(),
+            },
+            forwarded: Forwarded::new(own, streams),
+            controls: vec![(reader, writer)],
+            _connection: connection,
+            _socket: socket,
+        }
+    }
+
+    /// Another server has its window now.
+    fn go_on_with(&mut self, host: &Host) {
+        let (begin, mut reader) = host.next();
+        assert!(
+            matches!(&begin, Begin::Control { resumed, .. } if *resumed == [1]),
+            "{begin:?}"
+        );
+        self.forwarded.to(host.pairs());
+        let accepted = receive(&mut reader).unwrap();
+        assert!(
+            matches!(
+                accepted,
+                Some(FromHost::Accept {
+                    client: 1,
+                    file: None,
+                    pairs: PAIRS,
+                    ..
+                })
+            ),
+            "{accepted:?}"
+        );
+        let writer = FrameWriter::new(reader.get_ref().try_clone().unwrap());
+        self.controls.push((reader, writer));
+    }
+}
+
+struct ToFile(File);
+
+impl Output for ToFile {
+    fn put(&mut self, at: u64, bytes: &[u8]) -> io::Result<()> {
+        self.0.write_all_at(bytes, at)
+    }
+}
+
+/// A server's state in a file; the server does not go on before what is told with it is dropped.
+fn save(host: &Host, patience: Duration) -> Result<(File, mpsc::Sender<()>), Refusal> {
+    let file = tempfile::tempfile().unwrap();
+    let (go, gone) = mpsc::channel::<()>();
+    let (tell, told) = mpsc::channel();
+    let (guest, mut output) = (Arc::clone(&host.guest), ToFile(file.try_clone().unwrap()));
+    std::thread::spawn(move || {
+        guest.save(&mut output, patience, |outcome| {
+            let outcome = outcome.as_ref().copied().map_err(ToString::to_string);
+            tell.send(outcome).unwrap();
+            // Its end is what is waited for.
+            _ = gone.recv();
+        });
+    });
+    match told.recv_timeout(MOST).unwrap() {
+        Ok(()) => Ok((file, go)),
+        Err(reason) => Err(Refusal::Format(reason)),
+    }
+}
+
+fn window() -> File {
+    base::memfd::sized("window", SIZE).unwrap()
+}
+
+const SOURCE: &str = "kernel void add(global uint *all, uint what) { all[get_global_id(0)] += what; }";
+
+fn numbers(bytes: &[u8]) -> Vec<u32> {
+    bytes
+        .chunks_exact(4)
+        .map(|bytes| u32::from_le_bytes(bytes.try_into().unwrap()))
+        .collect()
+}
+
+fn launch(thread: &mut Thread, queue: Handle<CommandQueue>, kernel: Handle<Kernel>, count: u64, event: Handle<Event>) {
+    thread.send(&EnqueueNDRangeKernel {
+        command_queue: queue,
+        kernel,
+        work_dim: 1,
+        global_work_offset: None,
+        global_work_size: Some(List::new(&[count])),
+        local_work_size: None,
+        num_events_in_wait_list: 0,
+        event_wait_list: None,
+        event,
+    });
+}
+
+fn contents(thread: &mut Thread, queue: Handle<CommandQueue>, buffer: Handle<Mem>, length: u64) -> Vec<u8> {
+    thread.done(&read(queue, buffer, length));
+    thread.get(DATA + (4 << 20), usize::try_from(length).unwrap())
+}
+
+fn status(thread: &mut Thread, event: Handle<Event>) -> (i32, i32) {
+    let call = GetEventInfo {
+        event,
+        param_name: 0x11d3,
+        param_value_size: 4,
+        param_value: true,
+        param_value_size_ret: false,
+        reply: REPLIES,
+    };
+    let bytes = thread.ask(&call);
+    let reply = GetEventInfoReply::read(&mut Reader::new(&bytes, LIMITS), &call).unwrap();
+    let value = reply
+        .param_value
+        .map_or(0, |value| i32::from_le_bytes(value.bytes().try_into().unwrap()));
+    (reply.status, value)
+}
+
+/// A kernel with other arguments, one of which was released; what has its name now, which is mapped; an event, and a program that only
+/// kernels need.
+fn more_objects(
+    thread: &mut Thread,
+    (context, queue): (Handle<Context>, Handle<CommandQueue>),
+    kernel: Handle<Kernel>,
+) -> Handle<Mem> {
+    thread.buffer(context, 64, name(2));
+    thread.done(&CloneKernel {
+        source_kernel: kernel,
+        returned: name(2),
+    });
+    assert_eq!(thread.argument(name(2), 0, mem(name(2))), 0);
+    thread.done(&CreateSubBuffer {
+        buffer: name(1),
+        flags: 1,
+        buffer_create_type: 0x1220,
+        buffer_create_info: Some(BufferRegion {
+            origin: 1024,
+            size: 1024,
+        }),
+        returned: name(3),
+    });
+    thread.done(&ReleaseMemObject { memobj: name(2) });
+    let again = Handle::new(2, 2).unwrap();
+    thread.buffer(context, 128, again);
+    thread.done(&EnqueueMapBuffer {
+        command_queue: queue,
+        buffer: again,
+        blocking_map: 1,
+        map_flags: 2,
+        offset: 16,
+        size: 16,
+        num_events_in_wait_list: 0,
+        event_wait_list: None,
+        event: Handle::NULL,
+        returned: Span {
+            offset: DATA + (8 << 20),
+            length: 16,
+        },
+    });
+    thread.put(DATA + (8 << 20), &[0x5a; 16]);
+    thread.done(&CreateUserEvent {
+        context,
+        returned: name(9),
+    });
+    thread.done(&ReleaseProgram { program: name(1) });
+    again
+}
+
+#[test]
+fn a_client_goes_on_with_all_of_its_objects() {
+    let window = window();
+    let host = Host::new(pocl(), &window);
+    host.serve();
+    let mut program = Program::start(&host, &window);
+    let thread = &mut program.thread;
+    let (context, queue) = thread.set_up();
+    let count = 1000_u64;
+    thread.buffer(context, 4 * count, name(1));
+    let kernel = thread.kernel(context, SOURCE, c"add");
+    let bytes: Vec<u8> = (0..1000_u32).flat_map(u32::to_le_bytes).collect();
+    thread.put(DATA, &bytes);
+    thread.send(&write(queue, name(1), 4 * count));
+    assert_eq!(thread.argument(kernel, 0, mem(name(1))), 0);
+    assert_eq!(thread.argument(kernel, 1, Value::Bytes(&7_u32.to_le_bytes())), 0);
+    launch(thread, queue, kernel, count, name(1));
+    let again = more_objects(thread, (context, queue), kernel);
+
+    let (file, _held) = save(&host, MOST).unwrap();
+    let next = Host::new(pocl(), &window);
+    next.guest.restore(&file).unwrap();
+    next.serve();
+    program.go_on_with(&next);
+
+    let thread = &mut program.thread;
+    let found = numbers(&contents(thread, queue, name(1), 4 * count));
+    assert_eq!(found, (7..1007).collect::<Vec<u32>>());
+    // Arguments are there, and what is shared is.
+    launch(thread, queue, kernel, count, name(4));
+    let found = numbers(&contents(thread, queue, name(3), 16));
+    assert_eq!(found, [270, 271, 272, 273]);
+    launch(thread, queue, name(2), 16, Handle::NULL);
+    thread.done(&Finish { command_queue: queue });
+    thread.send(&EnqueueUnmapMemObject {
+        command_queue: queue,
+        memobj: again,
+        mapped_ptr: Span {
+            offset: DATA + (8 << 20),
+            length: 16,
+        },
+        num_events_in_wait_list: 0,
+        event_wait_list: None,
+        event: Handle::NULL,
+    });
+    let found = contents(thread, queue, again, 48);
+    assert_eq!(
+        (&found[..16], &found[16..32], &found[32..]),
+        (&[0; 16][..], &[0x5a; 16][..], &[0; 16][..])
+    );
+    // Names that are over are over, the events are what they were, and names are told as before.
+    assert_eq!(thread.status(&ReleaseMemObject { memobj: name(2) }), -38);
+    assert_eq!(thread.status(&ReleaseProgram { program: name(1) }), -44);
+    assert_eq!(status(thread, name(1)), (0, 0));
+    assert_eq!(status(thread, name(9)), (0, 2));
+    thread.done(&SetUserEventStatus {
+        event: name(9),
+        execution_status: 0,
+    });
+    assert_eq!(status(thread, name(9)), (0, 0));
+    let (platform, _) = thread.devices();
+    assert!(thread.text(platform, 0x0902).contains("Portable"));
+
+    // Saved once more, with what has changed since.
+    let (file, _held) = save(&next, MOST).unwrap();
+    let last = Host::new(pocl(), &window);
+    last.guest.restore(&file).unwrap();
+    last.serve();
+    program.go_on_with(&last);
+    let thread = &mut program.thread;
+    launch(thread, queue, kernel, count, Handle::NULL);
+    let found = numbers(&contents(thread, queue, name(1), 4 * count));
+    assert_eq!(found, (21..1021).collect::<Vec<u32>>());
+}
+
+#[test]
+fn commands_that_do_not_end_are_no_state_and_go_on() {
+    let window = window();
+    let host = Host::new(pocl(), &window);
+    host.serve();
+    let mut program = Program::start(&host, &window);
+    let thread = &mut program.thread;
+    let (context, queue) = thread.set_up();
+    thread.buffer(context, 64, name(1));
+    thread.done(&CreateUserEvent {
+        context,
+        returned: name(1),
+    });
+    thread.put(DATA, &[3; 64]);
+    let events = [name(1)];
+    thread.send(&EnqueueWriteBuffer {
+        num_events_in_wait_list: 1,
+        event_wait_list: Some(List::new(&events)),
+        ..write(queue, name(1), 64)
+    });
+    thread.done(&Flush { command_queue: queue });
+    let refused = save(&host, Duration::from_millis(200)).unwrap_err().to_string();
+    assert!(
+        refused.contains("did not end in time") && refused.contains("an event"),
+        "{refused}"
+    );
+    let thread = &mut program.thread;
+    thread.done(&SetUserEventStatus {
+        event: name(1),
+        execution_status: 0,
+    });
+    assert_eq!(contents(thread, queue, name(1), 64), [3; 64]);
+    // Now it can be.
+    drop(save(&host, MOST).unwrap());
+    assert_eq!(contents(&mut program.thread, queue, name(1), 64), [3; 64]);
+}
+
+#[test]
+fn what_cannot_be_made_again_is_refused_with_the_reason() {
+    let window = window();
+    let host = Host::new(Backend::null(), &window);
+    host.serve();
+    let mut program = Program::start(&host, &window);
+    let (context, _) = program.thread.set_up();
+    let (file, go) = save(&host, MOST).unwrap();
+    drop(go);
+    let pipe = CreatePipe {
+        context,
+        flags: 1,
+        pipe_packet_size: 4,
+        pipe_max_packets: 16,
+        properties: None,
+        returned: name(7),
+    };
+    program.thread.done(&pipe);
+    let refused = save(&host, MOST).unwrap_err().to_string();
+    assert!(
+        refused.contains("a pipe") && refused.contains("end the program"),
+        "{refused}"
+    );
+
+    let other = Host::new(pocl(), &self::window());
+    let refused = other.guest.restore(&file).unwrap_err().to_string();
+    assert!(
+        refused.contains("null") && refused.contains("the same accelerator"),
+        "{refused}"
+    );
+    let same = Host::new(Backend::null(), &self::window());
+    same.guest.restore(&file).unwrap();
+    file.set_len(file.metadata().unwrap().len() - 1).unwrap();
+    let refused = same.guest.restore(&file).unwrap_err().to_string();
+    assert!(refused.contains("no saved state"), "{refused}");
+    file.set_len(10).unwrap();
+    assert!(same.guest.restore(&file).unwrap_err().to_string().contains("too short"));
+}
+
+#[test]
+fn a_window_gets_the_bytes_of_then() {
+    let before = window();
+    before.write_all_at(b"file system", 4096).unwrap();
+    let host = Host::new(Backend::null(), &before);
+    let (file, _held) = save(&host, MOST).unwrap();
+    let after = window();
+    let slots = accel_server::fill_window(&file, &after).unwrap();
+    assert_eq!(
+        (slots.len(), slots[0].name.as_str(), slots[0].length),
+        (1, "slot-0", SIZE)
+    );
+    let mut found = [0; 11];
+    after.read_exact_at(&mut found, 4096).unwrap();
+    assert_eq!(&found, b"file system");
+    use std::os::unix::fs::MetadataExt;
+    assert!(file.metadata().unwrap().blocks() < 100, "what is zero takes no room");
+    let short = base::memfd::sized("window", SIZE / 2).unwrap();
+    let refused = accel_server::fill_window(&file, &short).unwrap_err().to_string();
+    assert!(refused.contains("20971520 bytes"), "{refused}");
+}

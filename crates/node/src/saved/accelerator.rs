@@ -1,0 +1,128 @@
+//! The state of a sandbox's accelerator in a snapshot: the server of it sends the bytes, and this writes the file. What is in it is the
+//! servers' to understand.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use agent_api::accelerator_state::{Said, ask, hear};
+use node_api::Accelerator;
+use wire::{FrameReader, FrameWriter};
+
+use crate::Error;
+
+/// How long commands of the accelerator may take to end, for which the machine stands still.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Why nothing is saved.
+fn refused(name: &str, why: impl std::fmt::Display) -> Error {
+    Error::NotToBeKept {
+        name: name.to_owned(),
+        why: format!("the state of its accelerator cannot be saved: {why}"),
+    }
+}
+
+/// Has the server at a socket write its state. The sandbox's machine stands still.
+pub(crate) fn save(
+    (name, accelerator): (&str, &Accelerator),
+    socket: &Path,
+    file: &File,
+    limit: Duration,
+) -> Result<(), Error> {
+    let deadline = Instant::now() + limit;
+    let stream =
+        UnixStream::connect(socket).map_err(|error| refused(name, format!("its server does not answer ({error})")))?;
+    let timed = stream.set_read_timeout(Some(limit));
+    let timed = timed.and_then(|()| stream.set_write_timeout(Some(limit)));
+    let copied = timed.and_then(|()| stream.try_clone());
+    let writer = FrameWriter::new(copied.map_err(Error::host("asking an accelerator's server for its state"))?);
+    ask(&writer, PATIENCE.min(limit)).map_err(|error| refused(name, error))?;
+    let most = accelerator.most_saved();
+    let mut reader = FrameReader::new(stream);
+    loop {
+        match hear(&mut reader).map_err(|error| refused(name, error))? {
+            Some(Said::Bytes(at, bytes)) => {
+                let end = at.checked_add(bytes.len() as u64);
+                if end.is_none_or(|end| end > most) {
+                    return Err(refused(
+                        name,
+                        format!("its server sends more than the {most} bytes that there can be"),
+                    ));
+                }
+                file.write_all_at(bytes, at)
+                    .map_err(Error::host("writing the state of an accelerator"))?;
+            }
+            Some(Said::Saved) => return Ok(()),
+            Some(Said::Refused(why)) => return Err(refused(name, why)),
+            None => return Err(refused(name, "its server has ended")),
+        }
+        if Instant::now() > deadline {
+            return Err(refused(name, format!("it was not written within {limit:?}")));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use agent_api::accelerator_state::{asked, tell_bytes, tell_end};
+
+    use super::*;
+
+    /// What comes of what a server says.
+    fn saved(says: impl FnOnce(&FrameWriter<UnixStream>) + Send) -> (Result<(), Error>, Vec<u8>) {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("accelerator");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let file = tempfile::tempfile().unwrap();
+        let accelerator = "null:window=32m,memory=1m".parse().unwrap();
+        let outcome = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let (stream, _) = listener.accept().unwrap();
+                let mut reader = FrameReader::new(stream.try_clone().unwrap());
+                assert!(asked(&mut reader).unwrap().is_some());
+                says(&FrameWriter::new(stream));
+            });
+            save(("web", &accelerator), &socket, &file, Duration::from_secs(20))
+        });
+        let mut bytes = vec![0; usize::try_from(file.metadata().unwrap().len()).unwrap()];
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        (outcome, bytes)
+    }
+
+    #[test]
+    fn what_the_server_says_is_written_where_it_says() {
+        let (outcome, bytes) = saved(|writer| {
+            tell_bytes(writer, 5, b"end").unwrap();
+            tell_bytes(writer, 0, b"begin").unwrap();
+            tell_end(writer, None).unwrap();
+        });
+        outcome.unwrap();
+        assert_eq!(bytes, b"beginend");
+    }
+
+    #[test]
+    fn a_server_that_refuses_ends_or_sends_without_end_is_told_of() {
+        let refusal = |says: fn(&FrameWriter<UnixStream>)| saved(says).0.unwrap_err().to_string();
+        let told = refusal(|writer| tell_end(writer, Some("a kernel runs; try again later")).unwrap());
+        assert!(
+            told.contains("web") && told.contains("a kernel runs; try again later"),
+            "{told}"
+        );
+        assert!(refusal(|_| ()).contains("its server has ended"));
+        let told = refusal(|writer| tell_bytes(writer, u64::MAX - 1, b"far").unwrap());
+        assert!(told.contains("sends more than"), "{told}");
+        let told = refusal(|writer| tell_bytes(writer, 4 << 30, b"far").unwrap());
+        assert!(told.contains("sends more than"), "{told}");
+        let nobody = save(
+            ("web", &"null".parse().unwrap()),
+            Path::new("/nowhere/accelerator"),
+            &tempfile::tempfile().unwrap(),
+            Duration::from_secs(1),
+        );
+        assert!(nobody.unwrap_err().to_string().contains("does not answer"));
+    }
+}
