@@ -74,6 +74,7 @@ fn run_cli(cli: &Cli) -> Result<bool> {
     for target in targets {
         let Findings {
             executions,
+            units,
             outcomes,
             failure,
         } = run::fuzz(&target, cli.seed, Duration::from_secs(cli.seconds));
@@ -81,8 +82,13 @@ fn run_cli(cli: &Cli) -> Result<bool> {
             // A target that never ran has shown nothing.
             None if executions > 0 => {
                 passed += 1;
+                let of = if units > 0 {
+                    format!(" of {units} records")
+                } else {
+                    String::new()
+                };
                 println!(
-                    "test {} ... ok ({executions} executions, {outcomes} outcomes)",
+                    "test {} ... ok ({executions} executions{of}, {outcomes} outcomes)",
                     target.name
                 );
             }

@@ -2,6 +2,7 @@
 //!
 //! Knows a target as a name, seeds and a function.
 
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -33,6 +34,8 @@ pub(crate) struct Target {
 pub(crate) struct Findings {
     /// How often it ran.
     pub(crate) executions: u64,
+    /// How many units of input it was fed, where one execution is of several (see [`count`]); zero where it is of one.
+    pub(crate) units: u64,
     /// In how many ways it ended.
     pub(crate) outcomes: usize,
     /// The first failure; it ends the target.
@@ -45,6 +48,16 @@ pub(crate) struct Failure {
     pub(crate) input: Vec<u8>,
     /// What happened.
     pub(crate) message: String,
+}
+
+thread_local! {
+    /// Units of input, as of [`count`]; a target runs on the thread that fuzzes it.
+    static UNITS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// A target whose input is a sequence says how many of its units it was fed: records of one that carries records out.
+pub(crate) fn count(units: u64) {
+    UNITS.set(UNITS.get() + units);
 }
 
 /// A number for how parsing ended: equal errors are equal outcomes. Numbers in a message do not count, or every length
@@ -66,9 +79,11 @@ pub(crate) fn fuzz(target: &Target, seed: u64, time: Duration) -> Findings {
     let mut seen = BTreeSet::new();
     let mut findings = Findings {
         executions: 0,
+        units: 0,
         outcomes: 0,
         failure: None,
     };
+    UNITS.set(0);
     let quiet = Quiet::begin();
     let begun = Instant::now();
     let mut fresh = pool.clone();
@@ -104,6 +119,7 @@ pub(crate) fn fuzz(target: &Target, seed: u64, time: Duration) -> Findings {
         }
     }
     findings.outcomes = seen.len();
+    findings.units = UNITS.get();
     findings
 }
 
@@ -170,10 +186,14 @@ mod tests {
         let sound = Target {
             name: "sound",
             seeds: Vec::new(),
-            parse: |input| outcome(input.is_empty()),
+            parse: |input| {
+                count(3);
+                outcome(input.is_empty())
+            },
         };
         let found = fuzz(&sound, 1, Duration::from_secs(2));
         assert!(found.failure.is_none() && found.executions > 100 && found.outcomes == 2);
+        assert_eq!(found.units, 3 * found.executions);
     }
 
     #[test]

@@ -212,6 +212,11 @@ impl<T: Copy> Out<T> {
         self.0.is_null()
     }
 
+    /// Its address.
+    pub(crate) fn address(self) -> usize {
+        self.0.addr()
+    }
+
     /// Writes it, unless it is NULL.
     pub(crate) fn put(self, value: T) {
         if !self.0.is_null() {

@@ -32,6 +32,7 @@ use crate::lock;
 use crate::names::{Names, Place};
 use crate::object::{Object, Typed, is_ordered};
 use crate::pending::Pending;
+use crate::regions::Regions;
 
 /// So many threads can wait for the device at a time.
 const ENDS: u32 = 16;
@@ -161,6 +162,8 @@ pub(crate) struct Connection {
     names: [Mutex<Names>; Sort::ALL.len()],
     registry: Mutex<Registry>,
     pub(crate) pending: Pending,
+    /// Shared virtual memory.
+    pub(crate) regions: Regions,
 }
 
 impl Connection {
@@ -198,6 +201,7 @@ impl Connection {
             names: Default::default(),
             registry: Mutex::default(),
             pending: Pending::default(),
+            regions: Regions::default(),
         };
         Ok((connection, descriptor))
     }

@@ -9,12 +9,14 @@ use crate::arguments::{In, Objects, Opaque, Out, Ref};
 use crate::codes::Code;
 use crate::connection::{Connection, Touched};
 use crate::info::{Query, Wanted};
-use crate::notify::{self, Notice};
+use crate::notify::{self, Notice, Passed};
 use crate::object::{Data, Object};
 use crate::{pending, status};
 
 /// `CL_EVENT_COMMAND_EXECUTION_STATUS`.
 const STATE: u32 = 0x11d3;
+/// `CL_EVENT_COMMAND_TYPE`.
+const COMMAND_TYPE: u32 = 0x11d1;
 /// `CL_COMPLETE`, `CL_RUNNING` and `CL_SUBMITTED`: the states that a callback can be registered for.
 const STATES: [i32; 3] = [0, 1, 2];
 
@@ -49,6 +51,11 @@ pub(crate) fn is_complete_now(event: &Object) {
     if let Some(complete) = event.completion() {
         complete.store(true, Ordering::Release);
     }
+}
+
+/// What its command is to the application, where the server has carried out another.
+pub(crate) fn is_of_kind(event: &Object, kind: u32) {
+    event.keep_answer((COMMAND_TYPE, Vec::new()), &kind.to_ne_bytes());
 }
 
 /// Whether its command is known to have ended without an error.
@@ -163,7 +170,7 @@ pub(crate) extern "C" fn create_user_event(context: Ref, errcode_ret: Out<i32>) 
 pub(crate) extern "C" fn set_event_callback(
     event: Ref,
     command_exec_callback_type: i32,
-    pfn_notify: Option<Notice>,
+    pfn_notify: Option<extern "C" fn(Ref, i32, Opaque)>,
     user_data: Opaque,
 ) -> i32 {
     status(|| {
@@ -174,6 +181,10 @@ pub(crate) extern "C" fn set_event_callback(
         }
         // What it is about has to be there, whatever comes later.
         event.connection()?;
-        notify::when(event, command_exec_callback_type, notice, user_data)
+        notify::when(
+            event,
+            command_exec_callback_type,
+            Notice::Event(notice, Passed(user_data)),
+        )
     })
 }

@@ -300,12 +300,13 @@ macro_rules! image_transfer {
                 }
                 let transfer = Transfer {
                     queue,
-                    memory,
+                    memory: Some(memory),
                     waits: &waits,
                     blocking: $blocking != 0,
                     way: $way,
                     address: ptr.address(),
                     shape: shape(memory, region, $row, $slice)?,
+                    kind: None,
                 };
                 transfer.run(event, |span, event| calls::$call {
                     command_queue: queue.handle(),

@@ -165,8 +165,6 @@ fn own(object: &Object, param_name: u32) -> Option<Vec<u8>> {
         },
         // CL_PLATFORM_ICD_SUFFIX_KHR
         (Sort::Platform, 0x0920) => Some(b"BSLT\0".to_vec()),
-        // CL_DEVICE_SVM_CAPABILITIES: shared virtual memory is not served.
-        (Sort::Device, 0x1053) => Some(0_u64.to_ne_bytes().to_vec()),
         _ => None,
     }
 }
@@ -180,6 +178,11 @@ fn adjusted(sort: Sort, param_name: u32, mut answer: Vec<u8>) -> Vec<u8> {
                 *first &= !2;
             }
             answer
+        }
+        // CL_DEVICE_SVM_CAPABILITIES: CL_DEVICE_SVM_COARSE_GRAIN_BUFFER alone, as memory of both sides is one only while it is mapped.
+        (Sort::Device, 0x1053) => {
+            let bits = answer.first().map_or(0, |bits| u64::from(bits & 1));
+            bits.to_ne_bytes().to_vec()
         }
         // CL_PLATFORM_EXTENSIONS, CL_DEVICE_EXTENSIONS
         (Sort::Platform, 0x0904) => names(&answer, Some("cl_khr_icd")),
@@ -245,6 +248,8 @@ mod tests {
         assert_eq!(versions(&list), entry("cl_khr_fp16"));
         assert_eq!(adjusted(Sort::Platform, 0x0907, list).len(), 2 * NAME_VERSION);
         assert_eq!(adjusted(Sort::Device, 0x1029, vec![3, 0]), [1, 0]);
+        let capabilities = adjusted(Sort::Device, 0x1053, 0xf_u64.to_ne_bytes().to_vec());
+        assert_eq!(capabilities, 1_u64.to_ne_bytes());
     }
 
     #[test]

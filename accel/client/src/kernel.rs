@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, OnceLock};
 
-use accel_proto::{AnyHandle, Kind as _, List, Value, opencl as calls};
+use accel_proto::{AnyHandle, Kind as _, List, SvmAddress, Value, opencl as calls};
 
 use crate::arguments::{In, Opaque, Out, Ref};
 use crate::codes::Code;
@@ -22,6 +22,10 @@ const NUM_ARGS: u32 = 0x1191;
 const ADDRESS_QUALIFIER: u32 = 0x1196;
 const GLOBAL: u32 = 0x119b;
 const CONSTANT: u32 = 0x119d;
+
+/// `CL_KERNEL_EXEC_INFO_SVM_PTRS` and `CL_KERNEL_EXEC_INFO_SVM_FINE_GRAIN_SYSTEM`.
+const EXEC_INFO_SVM_PTRS: u32 = 0x11b6;
+const EXEC_INFO_SVM_FINE_GRAIN_SYSTEM: u32 = 0x11b7;
 
 /// The longest argument that is kept to be compared.
 const KEPT: u64 = 256;
@@ -41,6 +45,8 @@ enum Argument {
     /// Bytes that are not compared.
     Long,
     Object(AnyHandle),
+    /// An address in shared virtual memory.
+    Shared,
 }
 
 /// A kernel's arguments, by index, and how many there are.
@@ -213,14 +219,64 @@ pub(crate) extern "C" fn set_kernel_arg(kernel: Ref, arg_index: u32, arg_size: u
     })
 }
 
-/// `clSetKernelArgSVMPointer`: no device says that it has shared virtual memory.
-pub(crate) extern "C" fn set_kernel_arg_svm_pointer(kernel: Ref, _arg_index: u32, _arg_value: Opaque) -> i32 {
-    status(|| kernel.object::<calls::Kernel>().and(Err(Code::INVALID_OPERATION)))
+/// `clSetKernelArgSVMPointer`: an address in shared virtual memory, or NULL.
+pub(crate) extern "C" fn set_kernel_arg_svm_pointer(kernel: Ref, arg_index: u32, arg_value: Opaque) -> i32 {
+    status(|| {
+        let kernel = kernel.object::<calls::Kernel>()?;
+        let connection = kernel.connection()?;
+        if arg_index >= count(kernel)? {
+            return Err(Code::INVALID_ARG_INDEX);
+        }
+        if !arg_value.is_null() && !connection.regions.has(arg_value.addr(), 1) {
+            return Err(Code::INVALID_ARG_VALUE);
+        }
+        let address = SvmAddress(arg_value.addr() as u64);
+        let mut arguments = lock(&state(kernel)?.arguments);
+        // One that is the same is set again: its memory may have been freed, and allocated, since.
+        let call = calls::SetKernelArgSVMPointer {
+            kernel: kernel.handle(),
+            arg_index,
+            arg_value: address,
+        };
+        connection.send(&call, &Touched::new(&[kernel], &[]))?;
+        arguments.insert(arg_index, Argument::Shared);
+        Ok(())
+    })
 }
 
-/// `clSetKernelExecInfo`: all that there is to say is about shared virtual memory.
-pub(crate) extern "C" fn set_kernel_exec_info(kernel: Ref, _name: u32, _size: u64, _value: In<u8>) -> i32 {
-    status(|| kernel.object::<calls::Kernel>().and(Err(Code::INVALID_OPERATION)))
+/// `clSetKernelExecInfo`: which shared virtual memory a kernel reaches by pointers in memory.
+pub(crate) extern "C" fn set_kernel_exec_info(kernel: Ref, name: u32, size: u64, value: In<u8>) -> i32 {
+    status(|| {
+        let kernel = kernel.object::<calls::Kernel>()?;
+        let connection = kernel.connection()?;
+        let bytes = value.list(size)?.ok_or(Code::INVALID_VALUE)?;
+        match name {
+            EXEC_INFO_SVM_PTRS => {}
+            // Of all memory of the application's no device has it.
+            EXEC_INFO_SVM_FINE_GRAIN_SYSTEM if bytes.len() == 4 => {
+                return if bytes == [0; 4] {
+                    Ok(())
+                } else {
+                    Err(Code::INVALID_OPERATION)
+                };
+            }
+            _ => return Err(Code::INVALID_VALUE),
+        }
+        let (addresses, rest) = bytes.as_chunks::<8>();
+        let mut addresses = addresses.iter().map(|address| u64::from_ne_bytes(*address));
+        let has = |address: u64| usize::try_from(address).is_ok_and(|address| connection.regions.has(address, 1));
+        if bytes.is_empty() || !rest.is_empty() || !addresses.all(has) {
+            return Err(Code::INVALID_VALUE);
+        }
+        let call = calls::SetKernelExecInfo {
+            kernel: kernel.handle(),
+            param_name: name,
+            param_value_size: size,
+            param_value: Some(List::new(bytes)),
+        };
+        let (call, answer) = connection.call(|_| call, &Touched::new(&[kernel], &[]), false)?;
+        answer.success(&call).map(drop)
+    })
 }
 
 /// `clCloneKernel`: the arguments come along.

@@ -31,6 +31,7 @@ mod platform;
 mod process;
 mod program;
 mod queue;
+mod regions;
 mod stubs;
 mod svm;
 mod transfer;

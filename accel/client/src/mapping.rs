@@ -65,6 +65,8 @@ pub(crate) struct MemState {
     bytes: Option<u64>,
     /// The application's own memory, or 0.
     pub(crate) host_ptr: usize,
+    /// Whether that is shared virtual memory.
+    uses_svm: bool,
     mapped: Mutex<Vec<Mapped>>,
 }
 
@@ -74,8 +76,25 @@ impl MemState {
             flags,
             bytes,
             host_ptr,
+            uses_svm: false,
             mapped: Mutex::default(),
         })
+    }
+
+    /// A buffer that is shared virtual memory.
+    pub(crate) fn shared(flags: Option<u64>, bytes: u64, host_ptr: usize) -> Data {
+        Data::Mem(Self {
+            flags,
+            bytes: Some(bytes),
+            host_ptr,
+            uses_svm: true,
+            mapped: Mutex::default(),
+        })
+    }
+
+    /// Whether it is that.
+    pub(crate) fn uses_svm(&self) -> bool {
+        self.uses_svm
     }
 
     /// How long a buffer is.
@@ -95,8 +114,8 @@ impl MemState {
                 let count = u32::try_from(lock(&self.mapped).len()).unwrap_or(u32::MAX);
                 Some(count.to_ne_bytes().to_vec())
             }
-            // CL_MEM_USES_SVM_POINTER: there is none.
-            0x1109 => Some(0_u32.to_ne_bytes().to_vec()),
+            // CL_MEM_USES_SVM_POINTER
+            0x1109 => Some(u32::from(self.uses_svm).to_ne_bytes().to_vec()),
             _ => None,
         }
     }
@@ -147,6 +166,7 @@ impl Map<'_> {
                 event: event.cloned(),
                 block: None,
                 delivery: Some(delivery),
+                frees: Vec::new(),
             });
         }
         lock(&state(self.memory)?.mapped).push(Mapped {
@@ -424,6 +444,7 @@ pub(crate) extern "C" fn enqueue_unmap_mem_object(
             event: told.clone(),
             block: Some(block),
             delivery: None,
+            frees: Vec::new(),
         });
         event::give(told, event);
         Ok(())

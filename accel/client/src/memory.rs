@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use accel_proto::{Call, Handle, Span, opencl as calls};
+use accel_proto::{Call, Handle, Memory, Span, SvmAddress, opencl as calls};
 
 use crate::arguments::{BufferRegion, In, Opaque, Out, Ref, list};
 use crate::bulk::Shape;
@@ -59,6 +59,31 @@ fn created<'c, C: Call<'c>>(
     Ok(made.publish())
 }
 
+/// Makes a buffer; `make` makes the call, of the flags and the bytes that cross. Shared virtual memory is used in place.
+fn make_buffer<'c, C: Call<'c>>(
+    context: &Object,
+    (flags, size): (u64, u64),
+    address: usize,
+    make_call: impl FnOnce(u64, Option<Memory>, Handle<calls::Mem>) -> C,
+) -> Result<Ref, Code> {
+    let connection = context.connection()?;
+    if flags & USE_HOST_PTR != 0 && connection.regions.has(address, size) {
+        let data = MemState::shared(Some(flags), size, address);
+        let made = Object::make::<calls::Mem>(connection, &[context], data)?;
+        let shared = Memory::Svm(SvmAddress(address as u64));
+        let call = make_call(flags, Some(shared), made.handle());
+        return created(connection, call, &[context], made);
+    }
+    let data = MemState::data(Some(flags), Some(size), host_ptr(flags, address));
+    make(
+        context,
+        &[context],
+        (address, Shape::line(size)),
+        data,
+        |span, returned| make_call(crossing(flags), span.map(Memory::Arena), returned),
+    )
+}
+
 /// Flags as they cross.
 pub(crate) fn crossing(flags: u64) -> u64 {
     match flags & USE_HOST_PTR {
@@ -98,12 +123,10 @@ pub(crate) extern "C" fn create_buffer(
             return Err(Code::INVALID_BUFFER_SIZE);
         }
         check_host(flags, host.address())?;
-        let data = MemState::data(Some(flags), Some(size), host_ptr(flags, host.address()));
-        let host = (host.address(), Shape::line(size));
-        make(context, &[context], host, data, |host_ptr, returned| {
+        make_buffer(context, (flags, size), host.address(), |flags, host_ptr, returned| {
             calls::CreateBuffer {
                 context: context.handle(),
-                flags: crossing(flags),
+                flags,
                 size,
                 host_ptr,
                 returned,
@@ -128,13 +151,11 @@ pub(crate) extern "C" fn create_buffer_with_properties(
         }
         check_host(flags, host.address())?;
         let properties = properties.terminated(2)?;
-        let data = MemState::data(Some(flags), Some(size), host_ptr(flags, host.address()));
-        let host = (host.address(), Shape::line(size));
-        make(context, &[context], host, data, |host_ptr, returned| {
+        make_buffer(context, (flags, size), host.address(), |flags, host_ptr, returned| {
             calls::CreateBufferWithProperties {
                 context: context.handle(),
                 properties: list(properties),
-                flags: crossing(flags),
+                flags,
                 size,
                 host_ptr,
                 returned,
@@ -166,7 +187,11 @@ pub(crate) extern "C" fn create_sub_buffer(
         };
         // What it inherits (OpenCL API, table 5.2.3) the server knows, but for the application's memory.
         let inherits = known.flags.filter(|_| flags & 7 == 0 && host_ptr != 0);
-        let data = MemState::data(inherits.map(|inherited| inherited | flags), Some(region.size), host_ptr);
+        let flags_told = inherits.map(|inherited| inherited | flags);
+        let data = match known.uses_svm() {
+            true => MemState::shared(flags_told, region.size, host_ptr),
+            false => MemState::data(flags_told, Some(region.size), host_ptr),
+        };
         let made = Object::make::<calls::Mem>(connection, &[buffer], data)?;
         let call = calls::CreateSubBuffer {
             buffer: buffer.handle(),

@@ -18,10 +18,21 @@ use crate::arguments::{Opaque, Ref};
 use crate::codes::Code;
 use crate::object::Object;
 use crate::process::process;
+use crate::svm::Freed;
 use crate::{event, lock, pending};
 
-/// `pfn_notify` of clSetEventCallback: the event, its state or error, and the application's data.
-pub(crate) type Notice = extern "C" fn(Ref, i32, Opaque);
+/// An address of the application's, which goes back to it as it came.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Passed(pub(crate) Opaque);
+
+/// What is called.
+#[derive(Debug)]
+pub(crate) enum Notice {
+    /// `pfn_notify` of clSetEventCallback: the event, its state or error, and the application's data.
+    Event(extern "C" fn(Ref, i32, Opaque), Passed),
+    /// `pfn_free_func` of clEnqueueSVMFree, unless its command has failed.
+    Free(Freed),
+}
 
 /// How often events are asked for: at first, and at last.
 const SOON: Duration = Duration::from_micros(50);
@@ -53,10 +64,9 @@ struct Waits {
     /// The state that it waits for, or what comes after that.
     state: i32,
     notice: Notice,
-    user_data: Opaque,
 }
 
-// SAFETY: as for `Destructor`.
+// SAFETY: as for `Destructor`: addresses are the application's.
 unsafe impl Send for Waits {}
 
 /// Who waits for events, in one process.
@@ -73,7 +83,7 @@ struct Waiting {
 }
 
 /// Calls a function when an event has come to a state.
-pub(crate) fn when(event: &Object, state: i32, notice: Notice, user_data: Opaque) -> Result<(), Code> {
+pub(crate) fn when(event: &Object, state: i32, notice: Notice) -> Result<(), Code> {
     let notifier = &process().notifier;
     let mut waits = lock(&notifier.waits);
     if !waits.has_thread {
@@ -89,7 +99,6 @@ pub(crate) fn when(event: &Object, state: i32, notice: Notice, user_data: Opaque
         event: event.share(),
         state,
         notice,
-        user_data,
     });
     notifier.more.notify_one();
     Ok(())
@@ -154,5 +163,9 @@ fn call(wait: Waits, state: i32) {
     }
     // Of what was asked for, or of the error.
     let told = if state < 0 { state } else { wait.state };
-    (wait.notice)(wait.event.as_ref().as_ref(), told, wait.user_data);
+    match wait.notice {
+        Notice::Event(function, Passed(user_data)) => function(wait.event.as_ref().as_ref(), told, user_data),
+        Notice::Free(freed) if state >= 0 => freed.call(),
+        Notice::Free(_) => {}
+    }
 }

@@ -1,4 +1,5 @@
-//! What commands that nobody has waited for leave to be done: data to be copied to the application, and parts of the arena to be given back.
+//! What commands that nobody has waited for leave to be done: data to be copied to the application, parts of the arena to be given back,
+//! and memory to be freed.
 //!
 //! The application learns of a command's end by a call that waits or asks. Whatever such a call says, before it returns [`settle`] has
 //! brought the data of each command that is complete to where the application reads it. Knows no ring.
@@ -6,6 +7,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
+use accel_proto::opencl as calls;
 use accel_window::Block;
 
 use crate::bulk::Shape;
@@ -15,6 +17,7 @@ use crate::event;
 use crate::lock;
 use crate::object::Object;
 use crate::queue;
+use crate::svm;
 
 /// Data that goes to the application.
 #[derive(Debug)]
@@ -35,6 +38,8 @@ pub(crate) struct Left {
     /// What it has of the arena.
     pub(crate) block: Option<Block>,
     pub(crate) delivery: Option<Delivery>,
+    /// Shared virtual memory that is freed.
+    pub(crate) frees: Vec<usize>,
 }
 
 /// All that is left to be done.
@@ -52,6 +57,19 @@ impl Pending {
         let mut list = lock(&self.list);
         list.push(left);
         self.count.store(list.len(), Ordering::Release);
+    }
+
+    /// What was to go to so many bytes from an address on goes nowhere: they are freed.
+    pub(crate) fn forget(&self, address: usize, length: u64) {
+        for left in lock(&self.list).iter_mut() {
+            let is_freed = |delivery: &mut Delivery| {
+                delivery
+                    .address
+                    .checked_sub(address)
+                    .is_some_and(|at| (at as u64) < length)
+            };
+            _ = left.delivery.take_if(is_freed);
+        }
     }
 
     fn take(&self) -> Vec<Left> {
@@ -97,8 +115,14 @@ pub(crate) fn settle(connection: &'static Connection, finished: Option<&Object>)
     }
     connection.pending.put_back(kept);
     drop(settling);
-    // Last references tell the server of releases, which is nothing to be done under a lock.
-    drop(over);
+    // Last references tell the server of releases, which is nothing to be done under a lock, as little as to tell of what is freed.
+    for left in over {
+        let context = left.queue.parent::<calls::Context>();
+        for address in &left.frees {
+            // What is no allocation was none when it was named; who has done that is told by nobody.
+            _ = context.map(|context| svm::free(context, *address));
+        }
+    }
 }
 
 /// Waits for the queues whose commands hold parts of the arena, so that there is space again.

@@ -26,12 +26,15 @@ pub(crate) enum Way {
 /// A command that moves data, before it is put.
 pub(crate) struct Transfer<'a> {
     pub(crate) queue: &'a Object,
-    pub(crate) memory: &'a Object,
+    /// A memory object, if it is one's.
+    pub(crate) memory: Option<&'a Object>,
     pub(crate) waits: &'a Objects<'a, calls::Event>,
     pub(crate) blocking: bool,
     pub(crate) way: Way,
     pub(crate) address: usize,
     pub(crate) shape: Shape,
+    /// What its event says that it is, where that is not what the server has carried out.
+    pub(crate) kind: Option<u32>,
 }
 
 impl Transfer<'_> {
@@ -59,9 +62,9 @@ impl Transfer<'_> {
         };
         let call = make(span, handle_of_made(told.as_ref()));
         let made: Vec<&Object> = told.iter().map(AsRef::as_ref).collect();
-        let objects = [self.queue, self.memory];
-        let touched_lists = [self.waits.objects.as_slice(), &made];
-        let touched = Touched::new(&objects, &touched_lists);
+        let memory = self.memory.as_slice();
+        let touched_lists = [self.waits.objects.as_slice(), &made, memory];
+        let touched = Touched::new(std::slice::from_ref(&self.queue), &touched_lists);
         let put = match self.blocking {
             true => connection
                 .call(|_| call, &touched, true)
@@ -74,6 +77,7 @@ impl Transfer<'_> {
         }
         if let Some(told) = &told {
             told.exists_from_now_on();
+            self.kind.iter().for_each(|kind| event::is_of_kind(told, *kind));
         }
         if self.blocking {
             self.after_waiting(connection, told.as_ref());
@@ -91,6 +95,7 @@ impl Transfer<'_> {
                     address: self.address,
                     shape: self.shape,
                 }),
+                frees: Vec::new(),
             });
         }
         if let Some(told) = told.filter(|_| !event.is_null()) {
@@ -127,7 +132,12 @@ const PIECE: u64 = 4 << 20;
 
 /// Pieces of data that do not go at once: where each begins, and how long it is. Each but the last is waited for, so only who `waits`
 /// anyway gets more than the arena's size asks for; and an event has its times of the last one.
-fn pieces(connection: &Connection, address: usize, size: u64, waits: bool) -> impl Iterator<Item = (u64, u64)> {
+pub(crate) fn pieces(
+    connection: &Connection,
+    address: usize,
+    size: u64,
+    waits: bool,
+) -> impl Iterator<Item = (u64, u64)> {
     let piece = match (connection.offset_of(address, size), waits) {
         (Some(_), _) => size.max(1),
         (None, true) => connection.piece().min(PIECE),
@@ -178,12 +188,13 @@ macro_rules! buffer_transfer {
                     let is_last = index + 1 == pieces.len();
                     let transfer = Transfer {
                         queue,
-                        memory,
+                        memory: Some(memory),
                         waits: &waits,
                         blocking: $blocking != 0 || !is_last,
                         way: $way,
                         address: ptr.address() + usize::try_from(begin).map_err(|_| Code::INVALID_VALUE)?,
                         shape: Shape::line(length),
+                        kind: None,
                     };
                     transfer.run(if is_last { event } else { Out::NULL }, |span, event| calls::$call {
                         command_queue: queue.handle(),
@@ -249,12 +260,13 @@ macro_rules! rect_transfer {
                 in_bounds(memory, 0, there.extent().unwrap_or(u64::MAX))?;
                 let transfer = Transfer {
                     queue,
-                    memory,
+                    memory: Some(memory),
                     waits: &waits,
                     blocking: $blocking != 0,
                     way: $way,
                     address: ptr.address(),
                     shape: Shape::rows(region, host_row_pitch, host_slice_pitch)?.at(in_host)?,
+                    kind: None,
                 };
                 transfer.run(event, |span, event| calls::$call {
                     command_queue: queue.handle(),

@@ -88,3 +88,20 @@ fn clinfo_lists_what_it_lists_where_the_device_is() {
     assert!(said(&native).contains("Device #0"), "{}", said(&native));
     assert_eq!(said(&forwarded), said(&native));
 }
+
+#[test]
+fn shared_virtual_memory_has_one_address_for_a_program_and_for_kernels() {
+    let example = beside("../examples/svm");
+    // The program is one that PoCL itself is right for.
+    let native = Command::new(&example).output().unwrap();
+    assert!(native.status.success(), "{}", said(&native));
+    let served = Served::new();
+    for (arguments, told) in [
+        (&[][..], "copies are right"),
+        (&["refusals"], "what is wrong is refused"),
+    ] {
+        let output = served.run(&example, arguments, "socket");
+        let text = said(&output);
+        assert!(output.status.success() && text.contains(told), "{text}");
+    }
+}

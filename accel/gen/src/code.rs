@@ -4,7 +4,7 @@
 
 use std::fmt::Write as _;
 
-use accel_spec::{Api, Command, Effect, Element, Kind, Struct};
+use accel_spec::{Api, Command, Effect, Element, Kind, Life, Struct};
 
 use crate::layout::{Field, Layout, ReplyField, There};
 use crate::names;
@@ -81,7 +81,7 @@ pub(crate) fn group(api: &Api, name: &str, crossings: &[Crossing<'_>]) -> String
         ("crate::refused", &["Refused"]),
         (
             "crate::values",
-            &["Callback", "Memory", "Pieces", "Span", "SvmOffset", "Value"],
+            &["Callback", "Memory", "Pieces", "Span", "SvmAddress", "Value"],
         ),
         ("crate::writer", &["Writer"]),
     ] {
@@ -250,6 +250,8 @@ fn effects(text: &mut String, api: &Api, command: &Command) {
             continue;
         };
         let (fixed, function) = match &param.kind {
+            // It is in the reply.
+            Kind::Svm { life: Life::Create } => continue,
             Kind::Handle { .. } | Kind::Svm { .. } => (true, "touch"),
             Kind::SvmOrBulk { .. } => (false, "touch_memory"),
             Kind::Value { .. } => (false, "touch_value"),
@@ -297,7 +299,15 @@ fn spans(text: &mut String, layout: &Layout) {
         let line = match field.rust_type.as_str() {
             "Span" => format!("each({value});"),
             "Pieces<'a>" => format!("each({value}.data);"),
-            "Memory" => format!("if let Memory::Arena(span) = {value} {{ each(span); }}"),
+            "Memory" => {
+                let matched = if optional {
+                    format!("Some(Memory::Arena(span)) = self.{name}")
+                } else {
+                    format!("Memory::Arena(span) = {value}")
+                };
+                _ = writeln!(lines, "        if let {matched} {{ each(span); }}");
+                continue;
+            }
             _ => continue,
         };
         _ = if optional {

@@ -210,10 +210,12 @@ fn call_field(api: &Api, command: &Command, param: &Param) -> Option<Field> {
         }
         Kind::Handle { c_type, .. } => by_value(names::handle(api, c_type), "value"),
         Kind::Callback { .. } => by_value("Callback".into(), "value"),
-        Kind::Svm { .. } => by_value("SvmOffset".into(), "value"),
+        // The server says where it is.
+        Kind::Svm { life: Life::Create } => return None,
+        Kind::Svm { .. } => by_value("SvmAddress".into(), "value"),
         Kind::Handles { life: Life::Get, .. } => return asked(param),
         Kind::Handles { c_type, length, .. } => list(names::handle(api, c_type), length),
-        Kind::SvmList { length, .. } => list("SvmOffset".into(), length),
+        Kind::SvmList { length, .. } => list("SvmAddress".into(), length),
         Kind::Array {
             direction: Direction::In,
             element,
@@ -297,6 +299,15 @@ fn asked(param: &Param) -> Option<Field> {
 
 /// What a parameter is in the reply.
 fn reply_field(api: &Api, command: &Command, param: &Param) -> Option<ReplyField> {
+    if let Kind::Svm { life: Life::Create } = &param.kind {
+        return Some(ReplyField {
+            name: param.name.clone(),
+            c_text: param.c_text.clone(),
+            rust_type: "SvmAddress".into(),
+            asked: false,
+            most: None,
+        });
+    }
     let (element, by) = match &param.kind {
         Kind::Array {
             direction: Direction::Out,

@@ -32,6 +32,9 @@ const BY_HAND: &[&str] = &[
     "clEnqueueMapBuffer",
     "clEnqueueMapImage",
     "clEnqueueReadImage",
+    "clEnqueueSVMMemFill",
+    "clEnqueueSVMMemcpy",
+    "clEnqueueSVMMigrateMem",
     "clEnqueueUnmapMemObject",
     "clEnqueueWaitForEvents",
     "clEnqueueWriteImage",
@@ -40,9 +43,13 @@ const BY_HAND: &[&str] = &[
     "clGetEventProfilingInfo",
     "clGetProgramInfo",
     "clLinkProgram",
+    "clSVMAlloc",
+    "clSVMFree",
     "clSetContextDestructorCallback",
     "clSetEventCallback",
     "clSetKernelArg",
+    "clSetKernelArgSVMPointer",
+    "clSetKernelExecInfo",
     "clSetMemObjectDestructorCallback",
     "clSetProgramReleaseCallback",
     "clSetProgramSpecializationConstant",
@@ -61,19 +68,21 @@ const BY_OTHERS: &[&str] = &[
     "clEnqueueWaitForEvents",
 ];
 
-/// Commands that are refused: shared virtual memory is not there yet, and queues' properties are fixed since OpenCL 1.1, whose drivers need
-/// not have the function.
-const REFUSED: &[&str] = &["clSetCommandQueueProperty", "clSetKernelExecInfo"];
+/// Commands that are refused: queues' properties are fixed since OpenCL 1.1, whose drivers need not have the function; what the client does
+/// with shared virtual memory itself, by copies and by markers, needs no command of the back end's.
+const REFUSED: &[&str] = &[
+    "clSetCommandQueueProperty",
+    "clEnqueueSVMFree",
+    "clEnqueueSVMMap",
+    "clEnqueueSVMUnmap",
+];
+
+/// Commands that return nothing at all.
+const VOID: &[&str] = &["clSVMFree"];
 
 /// Whether the server has it carried out at all.
 fn is_carried_out(command: &Command) -> bool {
-    let svm = |param: &Param| {
-        matches!(
-            param.kind,
-            Kind::Svm { .. } | Kind::SvmList { .. } | Kind::SvmOrBulk { .. }
-        )
-    };
-    command.group != "svm" && !REFUSED.contains(&command.name.as_str()) && !command.params.iter().any(svm)
+    !REFUSED.contains(&command.name.as_str())
 }
 
 /// Whether a back end is asked for its function.
@@ -104,7 +113,11 @@ pub(crate) fn signature(command: &Command) -> String {
     let params: Vec<_> = (params.iter())
         .map(|param| format!("{}: {}", param.name, c_type(param)))
         .collect();
-    let result = if returned.is_empty() { "i32" } else { "P" };
+    let result = match returned.is_empty() {
+        _ if VOID.contains(&command.name.as_str()) => "()",
+        true => "i32",
+        false => "P",
+    };
     format!("{}({}) -> {result}", command.name, params.join(", "))
 }
 

@@ -6,7 +6,7 @@ use crate::handle::{AnyHandle, Handle, Kind};
 use crate::plain::{List, Plain};
 use crate::reader::Source;
 use crate::refused::Refused;
-use crate::values::{Memory, Span, SvmOffset, Value};
+use crate::values::{Memory, Span, SvmAddress, Value};
 use crate::writer::Writer;
 
 /// A command with its arguments.
@@ -96,7 +96,7 @@ pub enum Object {
     /// By its handle; one that is NULL is left out.
     Handle(AnyHandle),
     /// An allocation of shared virtual memory, by a place in it.
-    Svm(SvmOffset),
+    Svm(SvmAddress),
 }
 
 /// Something happens to one object.
@@ -113,8 +113,8 @@ pub(crate) fn touch_all<T: Touched>(each: &mut dyn FnMut(Effect, Object), effect
 
 /// The same to memory, unless it is the client's own.
 pub(crate) fn touch_memory(each: &mut dyn FnMut(Effect, Object), effect: Effect, memory: Memory) {
-    if let Memory::Svm(offset) = memory {
-        touch(each, effect, offset);
+    if let Memory::Svm(address) = memory {
+        touch(each, effect, address);
     }
 }
 
@@ -139,7 +139,7 @@ impl<K: Kind> Touched for Handle<K> {
     }
 }
 
-impl Touched for SvmOffset {
+impl Touched for SvmAddress {
     fn object(self) -> Option<Object> {
         (self != Self::NULL).then_some(Object::Svm(self))
     }

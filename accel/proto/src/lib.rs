@@ -30,5 +30,5 @@ pub use reader::{Limits, Reader, Source};
 pub use record::{Arguments, Flags, INLINE, MESSAGE, RECORD, Record};
 pub use refused::{NoRoom, Refused};
 pub use sort::{Sort, Sorted};
-pub use values::{Callback, Memory, Pieces, Span, SvmOffset, Value};
+pub use values::{Callback, Memory, Pieces, Span, SvmAddress, Value};
 pub use writer::Writer;

@@ -8,7 +8,7 @@ use core::ffi::CStr;
 use crate::handle::AnyHandle;
 use crate::plain::{List, Plain};
 use crate::refused::Refused;
-use crate::values::{Memory, Pieces, Span, SvmOffset, Value};
+use crate::values::{Memory, Pieces, Span, SvmAddress, Value};
 
 /// Something that values can be read from, one after the other. Each method's `what` is the parameter's name, for errors; a length of
 /// `None` is one that no number holds.
@@ -195,7 +195,7 @@ impl<'a> Source<'a> for Reader<'a> {
 
     fn memory(&mut self, length: Option<u64>, what: &'static str) -> Result<Memory, Refused> {
         match self.value::<u32>(what)? {
-            0 => Ok(Memory::Svm(SvmOffset(self.value(what)?))),
+            0 => Ok(Memory::Svm(SvmAddress(self.value(what)?))),
             1 => Ok(Memory::Arena(self.span(length, what)?)),
             tag => Err(Refused::Form { what, tag }),
         }

@@ -8,7 +8,7 @@ use crate::handle::AnyHandle;
 use crate::plain::{List, Plain};
 use crate::reader::{Limits, Source};
 use crate::refused::Refused;
-use crate::values::{Memory, Pieces, Span, SvmOffset, Value};
+use crate::values::{Memory, Pieces, Span, SvmAddress, Value};
 
 const TEXTS: [&CStr; 4] = [c"", c"saxpy", c"-cl-std=CL1.2 -DN=4", c"\xff\x01"];
 
@@ -163,7 +163,7 @@ impl<'a> Source<'a> for Samples<'a> {
 
     fn memory(&mut self, length: Option<u64>, what: &'static str) -> Result<Memory, Refused> {
         if self.below(2) == 0 {
-            return Ok(Memory::Svm(SvmOffset(self.value(what)?)));
+            return Ok(Memory::Svm(SvmAddress(self.value(what)?)));
         }
         Ok(Memory::Arena(self.span(length, what)?))
     }

@@ -47,16 +47,17 @@ pub enum Value<'a> {
     Object(AnyHandle),
 }
 
-/// A place in the client's part of shared virtual memory, from its beginning.
+/// An address in shared virtual memory, which is the same for the client and for kernels. The server looks it up among those that it has
+/// given to the client; to nobody is it a pointer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct SvmOffset(pub u64);
+pub struct SvmAddress(pub u64);
 
-impl SvmOffset {
+impl SvmAddress {
     /// The address NULL.
-    pub const NULL: Self = Self(u64::MAX);
+    pub const NULL: Self = Self(0);
 }
 
-impl Plain for SvmOffset {
+impl Plain for SvmAddress {
     const SIZE: usize = 8;
 
     fn get(bytes: &[u8]) -> Self {
@@ -72,7 +73,7 @@ impl Plain for SvmOffset {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Memory {
     /// In shared virtual memory; the server knows how much of it there is.
-    Svm(SvmOffset),
+    Svm(SvmAddress),
     /// In the arena.
     Arena(Span),
 }

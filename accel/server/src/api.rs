@@ -143,6 +143,11 @@ impl Census {
     pub(crate) fn count(&self, sort: Sort) -> u64 {
         self.0[sort as usize].load(Ordering::Relaxed)
     }
+
+    /// How many there are of all sorts.
+    pub(crate) fn total(&self) -> u64 {
+        self.0.iter().map(|count| count.load(Ordering::Relaxed)).sum()
+    }
 }
 
 /// Who carries calls out.

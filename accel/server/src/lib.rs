@@ -13,6 +13,7 @@
 mod api;
 mod arguments;
 mod completions;
+mod direct;
 mod dispatch;
 mod generated;
 mod guest;
@@ -27,6 +28,7 @@ mod server;
 mod session;
 mod simulated;
 mod stats;
+mod svm;
 mod table;
 mod tenant;
 #[cfg(test)]
@@ -34,6 +36,7 @@ mod tests;
 mod zeroes;
 
 pub use api::{Backend, BackendError};
+pub use direct::{Direct, DirectError, DirectThread, Left};
 pub use guest::{Guest, Slot, SlotError, Slots};
 pub use saved::{Output, Refusal, fill_window};
 pub use server::{Server, ServerError};

@@ -22,6 +22,7 @@ use crate::api::{Backend, Code, P};
 use crate::arguments::Parameter;
 use crate::quota::Charge;
 use crate::saved::Logged;
+use crate::svm::{Allocation, Used};
 
 /// What the server knows of an object besides what the back end does.
 #[derive(Debug)]
@@ -72,6 +73,8 @@ pub(crate) struct Memory {
     pub(crate) maps: Mutex<Vec<Map>>,
     /// What of the quota goes with it, where the back end does not tell when it is gone.
     _charge: Option<Charge>,
+    /// Shared virtual memory that it is.
+    _shared: Option<Arc<Allocation>>,
 }
 
 /// What a memory object is.
@@ -124,6 +127,8 @@ pub(crate) struct Launchable {
     failed: AtomicI32,
     /// Objects that are its arguments, by their places: a back end need not hold them before a launch, and the client may release them.
     arguments: Mutex<BTreeMap<u32, Held>>,
+    /// Shared virtual memory that is.
+    memory: Mutex<Used>,
     pub(crate) parameters: Option<Vec<Parameter>>,
 }
 
@@ -133,6 +138,17 @@ impl State {
             form,
             maps: Mutex::default(),
             _charge: charge,
+            _shared: None,
+        })
+    }
+
+    /// A buffer that is shared virtual memory.
+    pub(crate) fn shared(form: Form, memory: Arc<Allocation>) -> Self {
+        Self::Mem(Memory {
+            form,
+            maps: Mutex::default(),
+            _charge: None,
+            _shared: Some(memory),
         })
     }
 
@@ -150,6 +166,7 @@ impl State {
             alone: Mutex::default(),
             failed: AtomicI32::new(0),
             arguments: Mutex::default(),
+            memory: Mutex::default(),
             parameters,
         })
     }
@@ -161,6 +178,8 @@ impl State {
             if let State::Kernel(old) = &owner.state {
                 let arguments = old.arguments.lock().unwrap_or_else(PoisonError::into_inner).clone();
                 *new.arguments.lock().unwrap_or_else(PoisonError::into_inner) = arguments;
+                let memory = old.use_memory(|used| used.clone());
+                new.use_memory(|used| *used = memory);
             }
         }
     }
@@ -177,6 +196,11 @@ impl Launchable {
         drop(arguments);
         // It may be the last that held it.
         drop(before);
+    }
+
+    /// Looks at, or changes, what it has of shared virtual memory.
+    pub(crate) fn use_memory<T>(&self, change: impl FnOnce(&mut Used) -> T) -> T {
+        change(&mut self.memory.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -278,6 +302,12 @@ impl Object {
     /// Whose object it is.
     pub(crate) fn backend(&self) -> &Backend {
         &self.backend
+    }
+
+    /// Whether it was made with another object, at any distance.
+    pub(crate) fn is_made_with(&self, other: &Held) -> bool {
+        let mut owners = self.owners.iter();
+        owners.any(|owner| Arc::ptr_eq(owner, &other.0) || owner.is_made_with(other))
     }
 
     /// Of an event: the queue of its command; of others none.

@@ -25,6 +25,7 @@ use crate::marshal::{Answer, Copies, Many, Place, Places, Properties};
 use crate::objects::{Form, Held, MaybeHeld, Object, Sort, State};
 use crate::quota::Charge;
 use crate::saved::{Image, Order, Replay};
+use crate::svm::Svm;
 use crate::table::Table;
 use crate::tenant::Tenant;
 
@@ -33,6 +34,7 @@ const EVENT_COMMAND_EXECUTION_STATUS: u32 = 0x11d3;
 const DEVICE_MAX_MEM_ALLOC_SIZE: u32 = 0x1010;
 const DEVICE_GLOBAL_MEM_SIZE: u32 = 0x101f;
 const DEVICE_SVM_CAPABILITIES: u32 = 0x1053;
+const SVM_COARSE_GRAIN_BUFFER: u64 = 1;
 const DEVICE_EXECUTION_CAPABILITIES: u32 = 0x1029;
 const EXEC_NATIVE_KERNEL: u64 = 2;
 
@@ -51,6 +53,7 @@ pub(crate) struct Client {
     /// Queues that were released with work in them, each with an event that is complete when that is done, if the back end has such.
     pub(crate) retired: Mutex<Vec<(Held, Option<Held>)>>,
     pub(crate) completions: Arc<Completions>,
+    pub(crate) svm: Svm,
     abandoned: AtomicBool,
     /// Calls that make objects are kept, in this order, where the client can be saved.
     pub(crate) order: Option<Order>,
@@ -71,6 +74,7 @@ impl Client {
             tables: RwLock::new(Sort::ALL.map(Table::new)),
             retired: Mutex::default(),
             completions: Arc::default(),
+            svm: Svm::default(),
             abandoned: AtomicBool::new(false),
             order: None,
             unsaved: OnceLock::new(),
@@ -151,6 +155,7 @@ impl Client {
         for sort in [Sort::Event, Sort::Kernel, Sort::Program, Sort::Sampler, Sort::Mem] {
             drop(self.clear(sort));
         }
+        self.svm.end(&self.backend.api);
         drop(queues);
         for sort in [Sort::CommandQueue, Sort::Context, Sort::Device] {
             drop(self.clear(sort));
@@ -215,6 +220,7 @@ impl Client {
         drop::<Vec<_>>(done);
     }
 
+    /// Whether a command is complete.
     pub(crate) fn is_done(&self, event: Option<&Held>) -> bool {
         let (Some(event), Ok(function)) = (event, self.backend.api.clGetEventInfo()) else {
             return false;
@@ -426,14 +432,14 @@ impl<'c> Session<'c> {
         });
     }
 
-    /// What devices have and clients have not: shared virtual memory, functions of the client's as kernels, memory beyond the quota. The most
+    /// What devices have and clients have not: shared virtual memory of fine grain, functions of the client's as kernels, memory beyond the quota. The most
     /// of one object is at least a quarter of all memory (OpenCL API, CL_DEVICE_MAX_MEM_ALLOC_SIZE), as it is of the device.
     pub(crate) fn hide(&self, answer: &mut Answer, query: u32) {
         match query {
             DEVICE_MAX_MEM_ALLOC_SIZE | DEVICE_GLOBAL_MEM_SIZE => {
                 answer.replace(u64::MAX, |bytes| self.client.tenant.quota.lower(bytes));
             }
-            DEVICE_SVM_CAPABILITIES => answer.replace(u64::MAX, |_| 0),
+            DEVICE_SVM_CAPABILITIES => answer.replace(u64::MAX, |word| word & SVM_COARSE_GRAIN_BUFFER),
             DEVICE_EXECUTION_CAPABILITIES => answer.replace(u64::MAX, |word| word & !EXEC_NATIVE_KERNEL),
             _ => {}
         }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use accel_arbiter::{Arbiter, Priority, Share};
 use accel_proto::opencl::*;
-use accel_proto::{Handle, List};
+use accel_proto::{Handle, List, Memory, Reader, Reply as _};
 use accel_server::{Backend, Server, TenantLimits};
 
 use support::*;
@@ -127,6 +127,61 @@ fn memory_that_a_command_still_needs_is_not_given_back_by_pocl() {
 }
 
 #[test]
+fn shared_memory_that_a_command_still_needs_is_not_freed_by_pocl() {
+    const BYTES: u64 = 64 << 10;
+    let (_directory, path, server) = start_with(pocl(), &memory(3 * BYTES / 2));
+    let (_connection, mut thread) = first_thread(&path);
+    let (context, queue) = thread.set_up();
+    let alloc = SVMAlloc {
+        context,
+        flags: 1,
+        size: BYTES,
+        alignment: 0,
+    };
+    let bytes = thread.ask(&alloc);
+    let reply = SVMAllocReply::read(&mut Reader::new(&bytes, LIMITS), &alloc).unwrap();
+    assert_eq!((reply.status, reply.returned.0 % 4096), (0, 0));
+    thread.done(&CreateUserEvent {
+        context,
+        returned: name(1),
+    });
+    let waits = [name(1)];
+    let arena = accel_proto::Span {
+        offset: DATA,
+        length: BYTES,
+    };
+    let command = EnqueueSVMMemcpy {
+        command_queue: queue,
+        blocking_copy: 0,
+        dst_ptr: Memory::Arena(arena),
+        src_ptr: Memory::Svm(reply.returned),
+        size: BYTES,
+        num_events_in_wait_list: 1,
+        event_wait_list: Some(List::new(&waits)),
+        event: Handle::NULL,
+    };
+    thread.put(DATA, &vec![0xa5; usize::try_from(BYTES).unwrap()]);
+    thread.done(&command);
+    thread.done(&SVMFree {
+        context,
+        svm_pointer: reply.returned,
+    });
+    // Freed, and still there.
+    assert_eq!(server.stats().memory.used, BYTES + 4096);
+    assert_eq!(thread.status(&alloc), ALLOCATION_FAILURE);
+    thread.done(&SetUserEventStatus {
+        event: name(1),
+        execution_status: 0,
+    });
+    thread.done(&Finish { command_queue: queue });
+    let read = thread.get(DATA, usize::try_from(BYTES).unwrap());
+    assert!(read.iter().all(|byte| *byte == 0), "the copy was not made");
+    // The next one waits for what is on its way back.
+    assert_eq!(thread.status(&alloc), 0);
+    assert_eq!(server.stats().memory.used, BYTES + 4096);
+}
+
+#[test]
 fn a_client_that_ends_leaves_nothing_charged_by_pocl() {
     let (_directory, path, server) = start_with(pocl(), &memory(64 << 20));
     let (connection, mut thread) = first_thread(&path);
@@ -159,6 +214,52 @@ fn new_memory_has_nobodys_bytes_by_pocl() {
         thread.done(&write(queue, buffer, size));
         thread.done(&Finish { command_queue: queue });
         thread.done(&ReleaseMemObject { memobj: buffer });
+    }
+}
+
+#[test]
+fn new_shared_memory_has_nobodys_bytes_by_pocl() {
+    let (_directory, path, _server) = start_with(pocl(), &memory(64 << 20));
+    let (_connection, mut thread) = first_thread(&path);
+    let (context, queue) = thread.set_up();
+    for size in [64_u64, 4096, 64 << 10].into_iter().cycle().take(30) {
+        let alloc = SVMAlloc {
+            context,
+            flags: 1,
+            size,
+            alignment: 0,
+        };
+        let bytes = thread.ask(&alloc);
+        let reply = SVMAllocReply::read(&mut Reader::new(&bytes, LIMITS), &alloc).unwrap();
+        assert_eq!(reply.status, 0);
+        let copy = |dst_ptr, src_ptr| EnqueueSVMMemcpy {
+            command_queue: queue,
+            blocking_copy: 1,
+            dst_ptr,
+            src_ptr,
+            size,
+            num_events_in_wait_list: 0,
+            event_wait_list: None,
+            event: Handle::NULL,
+        };
+        let (shared, arena) = (
+            Memory::Svm(reply.returned),
+            Memory::Arena(accel_proto::Span {
+                offset: DATA,
+                length: size,
+            }),
+        );
+        thread.put(DATA, &vec![0xa5; usize::try_from(size).unwrap()]);
+        thread.done(&copy(arena, shared));
+        let found = thread.get(DATA, usize::try_from(size).unwrap());
+        assert!(found.iter().all(|byte| *byte == 0), "{size} bytes");
+        // The next one gets this memory, as malloc(3) has it at hand.
+        thread.put(DATA, &vec![0xa5; found.len()]);
+        thread.done(&copy(shared, arena));
+        thread.done(&SVMFree {
+            context,
+            svm_pointer: reply.returned,
+        });
     }
 }
 

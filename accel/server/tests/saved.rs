@@ -475,6 +475,28 @@ fn what_cannot_be_made_again_is_refused_with_the_reason() {
         "{refused}"
     );
 
+    let shared_window = self::window();
+    let other = Host::new(pocl(), &shared_window);
+    other.serve();
+    let mut sharing = Program::start(&other, &shared_window);
+    let (context, _) = sharing.thread.set_up();
+    let call = SVMAlloc {
+        context,
+        flags: 1,
+        size: 4096,
+        alignment: 0,
+    };
+    let bytes = sharing.thread.ask(&call);
+    let allocated = SVMAllocReply::read(&mut Reader::new(&bytes, LIMITS), &call).unwrap();
+    assert_eq!(allocated.status, 0);
+    let refused = save(&other, MOST).unwrap_err().to_string();
+    assert!(refused.contains("shared virtual memory"), "{refused}");
+    sharing.thread.done(&SVMFree {
+        context,
+        svm_pointer: allocated.returned,
+    });
+    drop(save(&other, MOST).unwrap());
+
     let other = Host::new(pocl(), &self::window());
     let refused = other.guest.restore(&file).unwrap_err().to_string();
     assert!(

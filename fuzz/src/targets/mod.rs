@@ -3,6 +3,7 @@
 //! A target is a name, seeds and a function that must neither panic nor hang on any bytes.
 
 mod accel;
+mod accel_dispatch;
 mod balloon;
 mod bare;
 mod copy;
@@ -43,6 +44,7 @@ pub(crate) fn all() -> Vec<Target> {
         devices::greeting(),
         accel::calls(),
         accel::replies(),
+        accel_dispatch::dispatch(),
         balloon::requests(),
         balloon::state(),
         iommu::requests(),

@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use accel_proto::opencl::{self as calls, AnyCall, AnyReply};
-use accel_proto::{Arguments, Handle, Limits, List, Reader, Record, Span, Value, Writer};
+use accel_proto::{Arguments, Handle, Limits, List, Memory, Reader, Record, Span, Value, Writer};
 use accel_transport::{ServerEnd, Settings, Transport, accept};
 use accel_window::Window;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -334,7 +334,10 @@ fn act(call: &AnyCall<'_>, window: &Window, shared: &Shared) -> i32 {
         AnyCall::CreateBuffer(call) => {
             let bytes = call.host_ptr.map_or_else(
                 || vec![0; usize::try_from(call.size).unwrap()],
-                |span| bytes_at(window, span),
+                |memory| match memory {
+                    Memory::Arena(span) => bytes_at(window, span),
+                    Memory::Svm(address) => panic!("{address:?}: no device here has shared virtual memory"),
+                },
             );
             state.buffers.insert(call.returned.raw(), bytes);
         }

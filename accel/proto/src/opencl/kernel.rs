@@ -10,7 +10,7 @@ use crate::handle::Handle;
 use crate::plain::{List, Plain};
 use crate::reader::Source;
 use crate::refused::Refused;
-use crate::values::{Span, SvmOffset, Value};
+use crate::values::{Span, SvmAddress, Value};
 use crate::writer::Writer;
 
 /// `clCreateKernel` (1.0).
@@ -597,11 +597,11 @@ pub struct SetKernelArgSVMPointer {
     /// `cl_uint arg_index`
     pub arg_index: u32,
     /// `const void* arg_value`
-    pub arg_value: SvmOffset,
+    pub arg_value: SvmAddress,
 }
 
 impl<'a> Call<'a> for SetKernelArgSVMPointer {
-    const OP: u16 = 0x0151;
+    const OP: u16 = 0x0168;
     type Reply<'r> = Done;
 
     fn read<S: Source<'a>>(source: &mut S) -> Result<Self, Refused> {

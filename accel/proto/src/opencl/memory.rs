@@ -3,12 +3,12 @@
 //! Calls of `accel/spec/opencl/memory.toml`.
 
 use super::objects::{BufferRegion, Context, Mem};
-use crate::call::{Call, Done, Effect, Object, Reply, touch};
+use crate::call::{Call, Done, Effect, Object, Reply, touch, touch_memory};
 use crate::handle::Handle;
 use crate::plain::{List, Plain};
 use crate::reader::Source;
 use crate::refused::Refused;
-use crate::values::{Callback, Span};
+use crate::values::{Callback, Memory, Span};
 use crate::writer::Writer;
 
 /// `clCreateBuffer` (1.0).
@@ -21,13 +21,13 @@ pub struct CreateBuffer {
     /// `size_t size`
     pub size: u64,
     /// `void* host_ptr`
-    pub host_ptr: Option<Span>,
+    pub host_ptr: Option<Memory>,
     /// `cl_mem clCreateBuffer`
     pub returned: Handle<Mem>,
 }
 
 impl<'a> Call<'a> for CreateBuffer {
-    const OP: u16 = 0x010a;
+    const OP: u16 = 0x016e;
     type Reply<'r> = Done;
 
     fn read<S: Source<'a>>(source: &mut S) -> Result<Self, Refused> {
@@ -39,7 +39,7 @@ impl<'a> Call<'a> for CreateBuffer {
         let host_ptr = if present & 0x1 == 0 {
             None
         } else {
-            Some(source.span(Some(size), "host_ptr")?)
+            Some(source.memory(Some(size), "host_ptr")?)
         };
         Ok(Self {
             context,
@@ -57,7 +57,7 @@ impl<'a> Call<'a> for CreateBuffer {
         writer.value(self.size);
         writer.value(self.returned);
         if let Some(host_ptr) = self.host_ptr {
-            writer.span(host_ptr);
+            writer.memory(host_ptr);
         }
     }
 
@@ -67,12 +67,15 @@ impl<'a> Call<'a> for CreateBuffer {
 
     fn effects(&self, each: &mut dyn FnMut(Effect, Object)) {
         touch(each, Effect::Uses, self.context);
+        if let Some(host_ptr) = self.host_ptr {
+            touch_memory(each, Effect::Uses, host_ptr);
+        }
         touch(each, Effect::Creates, self.returned);
     }
 
     fn spans(&self, each: &mut dyn FnMut(Span)) {
-        if let Some(host_ptr) = self.host_ptr {
-            each(host_ptr);
+        if let Some(Memory::Arena(span)) = self.host_ptr {
+            each(span);
         }
     }
 }
@@ -500,13 +503,13 @@ pub struct CreateBufferWithProperties<'a> {
     /// `size_t size`
     pub size: u64,
     /// `void* host_ptr`
-    pub host_ptr: Option<Span>,
+    pub host_ptr: Option<Memory>,
     /// `cl_mem clCreateBufferWithProperties`
     pub returned: Handle<Mem>,
 }
 
 impl<'a> Call<'a> for CreateBufferWithProperties<'a> {
-    const OP: u16 = 0x0162;
+    const OP: u16 = 0x016f;
     type Reply<'r> = Done;
 
     fn read<S: Source<'a>>(source: &mut S) -> Result<Self, Refused> {
@@ -523,7 +526,7 @@ impl<'a> Call<'a> for CreateBufferWithProperties<'a> {
         let host_ptr = if present & 0x2 == 0 {
             None
         } else {
-            Some(source.span(Some(size), "host_ptr")?)
+            Some(source.memory(Some(size), "host_ptr")?)
         };
         Ok(Self {
             context,
@@ -545,7 +548,7 @@ impl<'a> Call<'a> for CreateBufferWithProperties<'a> {
             writer.counted(&properties);
         }
         if let Some(host_ptr) = self.host_ptr {
-            writer.span(host_ptr);
+            writer.memory(host_ptr);
         }
     }
 
@@ -555,12 +558,15 @@ impl<'a> Call<'a> for CreateBufferWithProperties<'a> {
 
     fn effects(&self, each: &mut dyn FnMut(Effect, Object)) {
         touch(each, Effect::Uses, self.context);
+        if let Some(host_ptr) = self.host_ptr {
+            touch_memory(each, Effect::Uses, host_ptr);
+        }
         touch(each, Effect::Creates, self.returned);
     }
 
     fn spans(&self, each: &mut dyn FnMut(Span)) {
-        if let Some(host_ptr) = self.host_ptr {
-            each(host_ptr);
+        if let Some(Memory::Arena(span)) = self.host_ptr {
+            each(span);
         }
     }
 }

@@ -70,7 +70,7 @@ pub use queue::{
 };
 pub use svm::{
     EnqueueSVMFree, EnqueueSVMMap, EnqueueSVMMemFill, EnqueueSVMMemcpy, EnqueueSVMMigrateMem, EnqueueSVMUnmap,
-    SVMAlloc, SVMFree,
+    SVMAlloc, SVMAllocReply, SVMFree,
 };
 pub use transfer::{
     EnqueueCopyBuffer, EnqueueCopyBufferRect, EnqueueFillBuffer, EnqueueMapBuffer, EnqueueReadBuffer,
@@ -114,7 +114,7 @@ calls! {
     0x011b GetKernelInfo GetKernelInfo, GetKernelInfoReply<'a>;
     0x011c GetKernelWorkGroupInfo GetKernelWorkGroupInfo, GetKernelWorkGroupInfoReply<'a>;
     0x0145 GetKernelArgInfo GetKernelArgInfo, GetKernelArgInfoReply<'a>;
-    0x0151 SetKernelArgSVMPointer SetKernelArgSVMPointer, Done;
+    0x0168 SetKernelArgSVMPointer SetKernelArgSVMPointer, Done;
     0x0152 SetKernelExecInfo SetKernelExecInfo<'a>, Done;
     0x015c CloneKernel CloneKernel, Done;
     0x015d GetKernelSubGroupInfo GetKernelSubGroupInfo<'a>, GetKernelSubGroupInfoReply<'a>;
@@ -127,14 +127,14 @@ calls! {
     0x0148 EnqueueMigrateMemObjects EnqueueMigrateMemObjects<'a>, Done;
     0x0149 EnqueueMarkerWithWaitList EnqueueMarkerWithWaitList<'a>, Done;
     0x014a EnqueueBarrierWithWaitList EnqueueBarrierWithWaitList<'a>, Done;
-    0x010a CreateBuffer CreateBuffer, Done;
+    0x016e CreateBuffer CreateBuffer, Done;
     0x010b ReleaseMemObject ReleaseMemObject, Done;
     0x010d GetMemObjectInfo GetMemObjectInfo, GetMemObjectInfoReply<'a>;
     0x0137 CreateSubBuffer CreateSubBuffer, Done;
     0x0138 SetMemObjectDestructorCallback SetMemObjectDestructorCallback, Done;
     0x014c CreatePipe CreatePipe<'a>, Done;
     0x014d GetPipeInfo GetPipeInfo, GetPipeInfoReply<'a>;
-    0x0162 CreateBufferWithProperties CreateBufferWithProperties<'a>, Done;
+    0x016f CreateBufferWithProperties CreateBufferWithProperties<'a>, Done;
     0x0100 GetPlatformIDs GetPlatformIDs, GetPlatformIDsReply<'a>;
     0x0101 GetPlatformInfo GetPlatformInfo, GetPlatformInfoReply<'a>;
     0x0102 GetDeviceIDs GetDeviceIDs, GetDeviceIDsReply<'a>;
@@ -163,14 +163,14 @@ calls! {
     0x0134 CreateCommandQueue CreateCommandQueue, Done;
     0x014b CreateCommandQueueWithProperties CreateCommandQueueWithProperties<'a>, Done;
     0x0158 SetDefaultDeviceCommandQueue SetDefaultDeviceCommandQueue, Done;
-    0x014e SVMAlloc SVMAlloc, Done;
-    0x014f SVMFree SVMFree, Done;
-    0x0153 EnqueueSVMFree EnqueueSVMFree<'a>, Done;
+    0x0166 SVMAlloc SVMAlloc, SVMAllocReply;
+    0x0167 SVMFree SVMFree, Done;
+    0x0169 EnqueueSVMFree EnqueueSVMFree<'a>, Done;
     0x0154 EnqueueSVMMemcpy EnqueueSVMMemcpy<'a>, Done;
-    0x0155 EnqueueSVMMemFill EnqueueSVMMemFill<'a>, Done;
-    0x0156 EnqueueSVMMap EnqueueSVMMap<'a>, Done;
-    0x0157 EnqueueSVMUnmap EnqueueSVMUnmap<'a>, Done;
-    0x015e EnqueueSVMMigrateMem EnqueueSVMMigrateMem<'a>, Done;
+    0x016a EnqueueSVMMemFill EnqueueSVMMemFill<'a>, Done;
+    0x016b EnqueueSVMMap EnqueueSVMMap<'a>, Done;
+    0x016c EnqueueSVMUnmap EnqueueSVMUnmap<'a>, Done;
+    0x016d EnqueueSVMMigrateMem EnqueueSVMMigrateMem<'a>, Done;
     0x0122 EnqueueReadBuffer EnqueueReadBuffer<'a>, Done;
     0x0123 EnqueueWriteBuffer EnqueueWriteBuffer<'a>, Done;
     0x0124 EnqueueCopyBuffer EnqueueCopyBuffer<'a>, Done;

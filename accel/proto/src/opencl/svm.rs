@@ -3,12 +3,12 @@
 //! Calls of `accel/spec/opencl/svm.toml`.
 
 use super::objects::{CommandQueue, Context, Event};
-use crate::call::{Call, Done, Effect, Object, touch, touch_all, touch_memory};
+use crate::call::{Call, Done, Effect, Object, Reply, touch, touch_all, touch_memory};
 use crate::handle::Handle;
-use crate::plain::List;
+use crate::plain::{List, Plain};
 use crate::reader::Source;
 use crate::refused::Refused;
-use crate::values::{Callback, Memory, Span, SvmOffset};
+use crate::values::{Callback, Memory, Span, SvmAddress};
 use crate::writer::Writer;
 
 /// `clSVMAlloc` (2.0).
@@ -22,26 +22,22 @@ pub struct SVMAlloc {
     pub size: u64,
     /// `cl_uint alignment`
     pub alignment: u32,
-    /// `void* clSVMAlloc`
-    pub returned: SvmOffset,
 }
 
 impl<'a> Call<'a> for SVMAlloc {
-    const OP: u16 = 0x014e;
-    type Reply<'r> = Done;
+    const OP: u16 = 0x0166;
+    type Reply<'r> = SVMAllocReply;
 
     fn read<S: Source<'a>>(source: &mut S) -> Result<Self, Refused> {
         let context = source.value("context")?;
         let flags = source.value("flags")?;
         let size = source.value("size")?;
         let alignment = source.value("alignment")?;
-        let returned = source.value("returned")?;
         Ok(Self {
             context,
             flags,
             size,
             alignment,
-            returned,
         })
     }
 
@@ -50,19 +46,46 @@ impl<'a> Call<'a> for SVMAlloc {
         writer.value(self.flags);
         writer.value(self.size);
         writer.value(self.alignment);
-        writer.value(self.returned);
     }
 
     fn failed(&self, status: i32) -> Self::Reply<'static> {
-        Done { status }
+        SVMAllocReply {
+            status,
+            returned: Plain::get(&[]),
+        }
     }
 
     fn effects(&self, each: &mut dyn FnMut(Effect, Object)) {
         touch(each, Effect::Uses, self.context);
-        touch(each, Effect::Creates, self.returned);
     }
 
     fn spans(&self, _: &mut dyn FnMut(Span)) {}
+}
+
+/// What `clSVMAlloc` gives.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SVMAllocReply {
+    /// The error code.
+    pub status: i32,
+    /// `void* clSVMAlloc`
+    pub returned: SvmAddress,
+}
+
+impl<'r> Reply<'r, SVMAlloc> for SVMAllocReply {
+    fn status(&self) -> i32 {
+        self.status
+    }
+
+    fn read<S: Source<'r>>(source: &mut S, _: &SVMAlloc) -> Result<Self, Refused> {
+        let status = source.value("status")?;
+        let returned = source.value("returned")?;
+        Ok(Self { status, returned })
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) {
+        writer.value(self.status);
+        writer.value(self.returned);
+    }
 }
 
 /// `clSVMFree` (2.0).
@@ -71,11 +94,11 @@ pub struct SVMFree {
     /// `cl_context context`
     pub context: Handle<Context>,
     /// `void* svm_pointer`
-    pub svm_pointer: SvmOffset,
+    pub svm_pointer: SvmAddress,
 }
 
 impl<'a> Call<'a> for SVMFree {
-    const OP: u16 = 0x014f;
+    const OP: u16 = 0x0167;
     type Reply<'r> = Done;
 
     fn read<S: Source<'a>>(source: &mut S) -> Result<Self, Refused> {
@@ -109,7 +132,7 @@ pub struct EnqueueSVMFree<'a> {
     /// `cl_uint num_svm_pointers`
     pub num_svm_pointers: u32,
     /// `void* svm_pointers[]`
-    pub svm_pointers: Option<List<'a, SvmOffset>>,
+    pub svm_pointers: Option<List<'a, SvmAddress>>,
     /// `void (CL_CALLBACK* pfn_free_func)(cl_command_queue queue, cl_uint num_svm_pointers, void* svm_pointers[], void* user_data)`
     pub pfn_free_func: Callback,
     /// `cl_uint num_events_in_wait_list`
@@ -121,7 +144,7 @@ pub struct EnqueueSVMFree<'a> {
 }
 
 impl<'a> Call<'a> for EnqueueSVMFree<'a> {
-    const OP: u16 = 0x0153;
+    const OP: u16 = 0x0169;
     type Reply<'r> = Done;
 
     fn read<S: Source<'a>>(source: &mut S) -> Result<Self, Refused> {
@@ -280,7 +303,7 @@ pub struct EnqueueSVMMemFill<'a> {
     /// `cl_command_queue command_queue`
     pub command_queue: Handle<CommandQueue>,
     /// `void* svm_ptr`
-    pub svm_ptr: SvmOffset,
+    pub svm_ptr: SvmAddress,
     /// `const void* pattern`
     pub pattern: Option<List<'a, u8>>,
     /// `size_t pattern_size`
@@ -296,7 +319,7 @@ pub struct EnqueueSVMMemFill<'a> {
 }
 
 impl<'a> Call<'a> for EnqueueSVMMemFill<'a> {
-    const OP: u16 = 0x0155;
+    const OP: u16 = 0x016a;
     type Reply<'r> = Done;
 
     fn read<S: Source<'a>>(source: &mut S) -> Result<Self, Refused> {
@@ -371,7 +394,7 @@ pub struct EnqueueSVMMap<'a> {
     /// `cl_map_flags flags`
     pub flags: u64,
     /// `void* svm_ptr`
-    pub svm_ptr: SvmOffset,
+    pub svm_ptr: SvmAddress,
     /// `size_t size`
     pub size: u64,
     /// `cl_uint num_events_in_wait_list`
@@ -383,7 +406,7 @@ pub struct EnqueueSVMMap<'a> {
 }
 
 impl<'a> Call<'a> for EnqueueSVMMap<'a> {
-    const OP: u16 = 0x0156;
+    const OP: u16 = 0x016b;
     type Reply<'r> = Done;
 
     fn read<S: Source<'a>>(source: &mut S) -> Result<Self, Refused> {
@@ -448,7 +471,7 @@ pub struct EnqueueSVMUnmap<'a> {
     /// `cl_command_queue command_queue`
     pub command_queue: Handle<CommandQueue>,
     /// `void* svm_ptr`
-    pub svm_ptr: SvmOffset,
+    pub svm_ptr: SvmAddress,
     /// `cl_uint num_events_in_wait_list`
     pub num_events_in_wait_list: u32,
     /// `const cl_event* event_wait_list`
@@ -458,7 +481,7 @@ pub struct EnqueueSVMUnmap<'a> {
 }
 
 impl<'a> Call<'a> for EnqueueSVMUnmap<'a> {
-    const OP: u16 = 0x0157;
+    const OP: u16 = 0x016c;
     type Reply<'r> = Done;
 
     fn read<S: Source<'a>>(source: &mut S) -> Result<Self, Refused> {
@@ -516,7 +539,7 @@ pub struct EnqueueSVMMigrateMem<'a> {
     /// `cl_uint num_svm_pointers`
     pub num_svm_pointers: u32,
     /// `const void** svm_pointers`
-    pub svm_pointers: Option<List<'a, SvmOffset>>,
+    pub svm_pointers: Option<List<'a, SvmAddress>>,
     /// `const size_t* sizes`
     pub sizes: Option<List<'a, u64>>,
     /// `cl_mem_migration_flags flags`
@@ -530,7 +553,7 @@ pub struct EnqueueSVMMigrateMem<'a> {
 }
 
 impl<'a> Call<'a> for EnqueueSVMMigrateMem<'a> {
-    const OP: u16 = 0x015e;
+    const OP: u16 = 0x016d;
     type Reply<'r> = Done;
 
     fn read<S: Source<'a>>(source: &mut S) -> Result<Self, Refused> {

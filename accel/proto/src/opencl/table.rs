@@ -165,10 +165,14 @@ pub const COMMANDS: &[Command] = &[
     Command {
         name: "clCreateBuffer",
         since: "1.0",
-        op: Some(0x010a),
+        op: Some(0x016e),
         flow: Flow::Sync,
         service: Service::ByHand,
-        effects: &[(Effect::Uses, "context"), (Effect::Creates, "returned")],
+        effects: &[
+            (Effect::Uses, "context"),
+            (Effect::Uses, "host_ptr"),
+            (Effect::Creates, "returned"),
+        ],
         quota: Quota::Bytes(&["size"]),
         checks: &[],
         objects: &[],
@@ -1401,7 +1405,7 @@ pub const COMMANDS: &[Command] = &[
     Command {
         name: "clSVMAlloc",
         since: "2.0",
-        op: Some(0x014e),
+        op: Some(0x0166),
         flow: Flow::Sync,
         service: Service::ByHand,
         effects: &[(Effect::Uses, "context"), (Effect::Creates, "returned")],
@@ -1413,12 +1417,12 @@ pub const COMMANDS: &[Command] = &[
     Command {
         name: "clSVMFree",
         since: "2.0",
-        op: Some(0x014f),
+        op: Some(0x0167),
         flow: Flow::Async {
             queue: None,
             sync_if: None,
         },
-        service: Service::Generated,
+        service: Service::ByHand,
         effects: &[(Effect::Uses, "context"), (Effect::Drops, "svm_pointer")],
         quota: Quota::Nothing,
         checks: &[],
@@ -1440,7 +1444,7 @@ pub const COMMANDS: &[Command] = &[
     Command {
         name: "clSetKernelArgSVMPointer",
         since: "2.0",
-        op: Some(0x0151),
+        op: Some(0x0168),
         flow: Flow::Async {
             queue: None,
             sync_if: None,
@@ -1467,12 +1471,12 @@ pub const COMMANDS: &[Command] = &[
     Command {
         name: "clEnqueueSVMFree",
         since: "2.0",
-        op: Some(0x0153),
+        op: Some(0x0169),
         flow: Flow::Async {
             queue: Some("command_queue"),
             sync_if: None,
         },
-        service: Service::Generated,
+        service: Service::ByHand,
         effects: &[
             (Effect::Uses, "command_queue"),
             (Effect::Drops, "svm_pointers"),
@@ -1492,7 +1496,7 @@ pub const COMMANDS: &[Command] = &[
             queue: Some("command_queue"),
             sync_if: Some("blocking_copy"),
         },
-        service: Service::Generated,
+        service: Service::ByHand,
         effects: &[
             (Effect::Uses, "command_queue"),
             (Effect::Uses, "src_ptr"),
@@ -1508,7 +1512,7 @@ pub const COMMANDS: &[Command] = &[
     Command {
         name: "clEnqueueSVMMemFill",
         since: "2.0",
-        op: Some(0x0155),
+        op: Some(0x016a),
         flow: Flow::Async {
             queue: Some("command_queue"),
             sync_if: None,
@@ -1528,12 +1532,12 @@ pub const COMMANDS: &[Command] = &[
     Command {
         name: "clEnqueueSVMMap",
         since: "2.0",
-        op: Some(0x0156),
+        op: Some(0x016b),
         flow: Flow::Async {
             queue: Some("command_queue"),
             sync_if: Some("blocking_map"),
         },
-        service: Service::Generated,
+        service: Service::ByHand,
         effects: &[
             (Effect::Uses, "command_queue"),
             (Effect::Uses, "svm_ptr"),
@@ -1548,12 +1552,12 @@ pub const COMMANDS: &[Command] = &[
     Command {
         name: "clEnqueueSVMUnmap",
         since: "2.0",
-        op: Some(0x0157),
+        op: Some(0x016c),
         flow: Flow::Async {
             queue: Some("command_queue"),
             sync_if: None,
         },
-        service: Service::Generated,
+        service: Service::ByHand,
         effects: &[
             (Effect::Uses, "command_queue"),
             (Effect::Uses, "svm_ptr"),
@@ -1644,7 +1648,7 @@ pub const COMMANDS: &[Command] = &[
     Command {
         name: "clEnqueueSVMMigrateMem",
         since: "2.1",
-        op: Some(0x015e),
+        op: Some(0x016d),
         flow: Flow::Async {
             queue: Some("command_queue"),
             sync_if: None,
@@ -1706,10 +1710,14 @@ pub const COMMANDS: &[Command] = &[
     Command {
         name: "clCreateBufferWithProperties",
         since: "3.0",
-        op: Some(0x0162),
+        op: Some(0x016f),
         flow: Flow::Sync,
         service: Service::ByHand,
-        effects: &[(Effect::Uses, "context"), (Effect::Creates, "returned")],
+        effects: &[
+            (Effect::Uses, "context"),
+            (Effect::Uses, "host_ptr"),
+            (Effect::Creates, "returned"),
+        ],
         quota: Quota::Bytes(&["size"]),
         checks: &[],
         objects: &[],

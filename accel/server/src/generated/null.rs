@@ -79,13 +79,20 @@ null! {
     clCreateCommandQueueWithProperties(context: P, device: P, properties: P, errcode_ret: P) -> P { Put::Zeroes(errcode_ret, 4),  }
     clCreatePipe(context: P, flags: u64, pipe_packet_size: u32, pipe_max_packets: u32, properties: P, errcode_ret: P) -> P { Put::Zeroes(errcode_ret, 4),  }
     clGetPipeInfo(pipe: P, param_name: u32, param_value_size: u64, param_value: P, param_value_size_ret: P) -> i32 { Put::Answer { name: param_name, size: param_value_size, at: param_value, size_at: param_value_size_ret },  }
+    clSVMAlloc(context: P, flags: u64, size: u64, alignment: u32) -> P {  }
+    clSVMFree(context: P, svm_pointer: P) -> () {  }
     clCreateSamplerWithProperties(context: P, sampler_properties: P, errcode_ret: P) -> P { Put::Zeroes(errcode_ret, 4),  }
+    clSetKernelArgSVMPointer(kernel: P, arg_index: u32, arg_value: P) -> i32 {  }
+    clSetKernelExecInfo(kernel: P, param_name: u32, param_value_size: u64, param_value: P) -> i32 {  }
+    clEnqueueSVMMemcpy(command_queue: P, blocking_copy: u32, dst_ptr: P, src_ptr: P, size: u64, num_events_in_wait_list: u32, event_wait_list: P, event: P) -> i32 { Put::Made(event, 1),  }
+    clEnqueueSVMMemFill(command_queue: P, svm_ptr: P, pattern: P, pattern_size: u64, size: u64, num_events_in_wait_list: u32, event_wait_list: P, event: P) -> i32 { Put::Made(event, 1),  }
     clSetDefaultDeviceCommandQueue(context: P, device: P, command_queue: P) -> i32 {  }
     clGetDeviceAndHostTimer(device: P, device_timestamp: P, host_timestamp: P) -> i32 { Put::Zeroes(device_timestamp, 8), Put::Zeroes(host_timestamp, 8),  }
     clGetHostTimer(device: P, host_timestamp: P) -> i32 { Put::Zeroes(host_timestamp, 8),  }
     clCreateProgramWithIL(context: P, il: P, length: u64, errcode_ret: P) -> P { Put::Zeroes(errcode_ret, 4),  }
     clCloneKernel(source_kernel: P, errcode_ret: P) -> P { Put::Zeroes(errcode_ret, 4),  }
     clGetKernelSubGroupInfo(kernel: P, device: P, param_name: u32, input_value_size: u64, input_value: P, param_value_size: u64, param_value: P, param_value_size_ret: P) -> i32 { Put::Answer { name: param_name, size: param_value_size, at: param_value, size_at: param_value_size_ret },  }
+    clEnqueueSVMMigrateMem(command_queue: P, num_svm_pointers: u32, svm_pointers: P, sizes: P, flags: u64, num_events_in_wait_list: u32, event_wait_list: P, event: P) -> i32 { Put::Made(event, 1),  }
     clSetProgramSpecializationConstant(program: P, spec_id: u32, spec_size: u64, spec_value: P) -> i32 {  }
     clSetProgramReleaseCallback(program: P, pfn_notify: P, user_data: P) -> i32 {  }
     clSetContextDestructorCallback(context: P, pfn_notify: P, user_data: P) -> i32 {  }

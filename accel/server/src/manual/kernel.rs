@@ -43,12 +43,13 @@ pub(crate) fn set_kernel_arg(cx: &mut Session<'_>, call: &SetKernelArg<'_>) -> R
     check(unsafe { function(kernel.raw(), call.arg_index, size, value) })?;
     if let State::Kernel(launchable) = &kernel.state {
         launchable.hold(call.arg_index, object.map(|(_, object)| object));
+        launchable.use_memory(|used| used.arguments.remove(&call.arg_index));
     }
     Ok(())
 }
 
 /// Whether the kernel has an argument that this can be.
-fn takes(kernel: &Held, index: u32, argument: &Argument<'_>) -> Result<(), Code> {
+pub(super) fn takes(kernel: &Held, index: u32, argument: &Argument<'_>) -> Result<(), Code> {
     let State::Kernel(Launchable {
         parameters: Some(parameters),
         ..

@@ -1,13 +1,17 @@
 //! Buffers and pipes.
 
-use accel_proto::opencl::{BufferRegion, CreateBuffer, CreateBufferWithProperties, CreatePipe, CreateSubBuffer};
-use accel_proto::{List, Span};
+use std::sync::Arc;
+
+use accel_proto::opencl::{BufferRegion, CreateBuffer, CreateBufferWithProperties, CreatePipe, CreateSubBuffer, Mem};
+use accel_proto::{Handle, List, Memory, Span, SvmAddress};
 
 use crate::api::{Code, P, check};
 use crate::marshal::Bytes;
-use crate::objects::Form;
+use crate::objects::{Form, Held, State};
+use crate::quota::Charge;
 use crate::saved::Contents as SavedContents;
 use crate::session::Session;
+use crate::svm::Allocation;
 use crate::zeroes::Zeroes;
 
 const USE_HOST_PTR: u64 = 1 << 3;
@@ -81,23 +85,68 @@ impl Contents {
     }
 }
 
+/// What a new buffer is made of: bytes that it is given or not, for which it is charged; or shared virtual memory, which it is.
+enum Source {
+    Own(Contents, Charge),
+    Shared(Arc<Allocation>, P, u64),
+}
+
+impl Source {
+    fn new(cx: &Session<'_>, context: &Held, flags: u64, size: u64, host: Option<Memory>) -> Result<Self, Code> {
+        let span = match host {
+            Some(Memory::Svm(address)) => return Self::shared(cx, context, (flags, size), address),
+            Some(Memory::Arena(span)) => Some(span),
+            None => None,
+        };
+        let charge = cx.client.tenant.quota.charge(size)?;
+        Ok(Self::Own(Contents::new(cx, flags, span, size)?, charge))
+    }
+
+    fn shared(cx: &Session<'_>, context: &Held, (flags, size): (u64, u64), address: SvmAddress) -> Result<Self, Code> {
+        let found = cx.client.svm.find(address.0, size)?;
+        let in_place = flags & (USE_HOST_PTR | ALLOC_HOST_PTR | COPY_HOST_PTR) == USE_HOST_PTR;
+        if !in_place || !found.is_in(context) {
+            return Err(Code::INVALID_VALUE);
+        }
+        let at = found.at(address.0);
+        Ok(Self::Shared(found, at, flags))
+    }
+
+    fn flags(&self) -> u64 {
+        match self {
+            Self::Own(contents, _) => contents.flags,
+            Self::Shared(_, _, flags) => *flags,
+        }
+    }
+
+    fn at(&self) -> P {
+        match self {
+            Self::Own(contents, _) => contents.at,
+            Self::Shared(_, at, _) => *at,
+        }
+    }
+
+    /// The buffer is there.
+    fn insert(self, cx: &Session<'_>, name: Handle<Mem>, made: P, context: &Held, size: u64) -> Result<(), Code> {
+        let form = Form::Buffer(size);
+        match self {
+            Self::Own(_, charge) => cx.insert_memory(name, made, &[context], (form, Some(charge))),
+            Self::Shared(memory, ..) => cx.insert_with(name, made, &[context], State::shared(form, memory)),
+        }
+    }
+}
+
 /// `clCreateBuffer`.
 pub(crate) fn create_buffer(cx: &mut Session<'_>, call: &CreateBuffer) -> Result<(), Code> {
     let context = cx.object(call.context)?;
-    let charge = cx.client.tenant.quota.charge(call.size)?;
-    let contents = Contents::new(cx, call.flags, call.host_ptr, call.size)?;
+    let source = Source::new(cx, &context, call.flags, call.size, call.host_ptr)?;
     let function = cx.api().clCreateBuffer()?;
     let mut status = 0_i32;
     let place = (&raw mut status).cast();
-    // SAFETY: 1. to 3. as above; the back end copies what is in the arena, or zeroes, before it returns.
-    let made = unsafe { function(context.raw(), contents.flags, call.size, contents.at, place) };
+    // SAFETY: 1. to 3. as above; the back end copies what is in the arena, or zeroes, before it returns; shared memory is held by the buffer.
+    let made = unsafe { function(context.raw(), source.flags(), call.size, source.at(), place) };
     check(status)?;
-    cx.insert_memory(
-        call.returned,
-        made,
-        &[&context],
-        (Form::Buffer(call.size), Some(charge)),
-    )
+    source.insert(cx, call.returned, made, &context, call.size)
 }
 
 /// `clCreateBufferWithProperties`.
@@ -107,20 +156,14 @@ pub(crate) fn create_buffer_with_properties(
 ) -> Result<(), Code> {
     let context = cx.object(call.context)?;
     let properties = cx.properties(call.properties.as_ref(), &[])?;
-    let charge = cx.client.tenant.quota.charge(call.size)?;
-    let contents = Contents::new(cx, call.flags, call.host_ptr, call.size)?;
+    let source = Source::new(cx, &context, call.flags, call.size, call.host_ptr)?;
     let function = cx.api().clCreateBufferWithProperties()?;
     let mut status = 0_i32;
-    let (place, flags, at) = ((&raw mut status).cast(), contents.flags, contents.at);
-    // SAFETY: 1. to 3. as above; the back end copies what is in the arena, or zeroes, before it returns.
+    let (place, flags, at) = ((&raw mut status).cast(), source.flags(), source.at());
+    // SAFETY: 1. to 3. as above; the back end copies what is in the arena, or zeroes, before it returns; shared memory is held by the buffer.
     let made = unsafe { function(context.raw(), properties.pointer(), flags, call.size, at, place) };
     check(status)?;
-    cx.insert_memory(
-        call.returned,
-        made,
-        &[&context],
-        (Form::Buffer(call.size), Some(charge)),
-    )
+    source.insert(cx, call.returned, made, &context, call.size)
 }
 
 /// `clCreateSubBuffer`. Its part has to be within the buffer, whose memory it is.

@@ -16,6 +16,7 @@ mod map;
 mod memory;
 mod program;
 mod queue;
+mod svm;
 
 pub(crate) use callback::{
     create_user_event, set_context_destructor_callback, set_event_callback, set_mem_object_destructor_callback,
@@ -36,4 +37,8 @@ pub(crate) use program::{
 };
 pub(crate) use queue::{
     create_command_queue, create_command_queue_with_properties, enqueue_wait_for_events, get_command_queue_info,
+};
+pub(crate) use svm::{
+    enqueue_svm_mem_fill, enqueue_svm_memcpy, enqueue_svm_migrate_mem, set_kernel_arg_svm_pointer,
+    set_kernel_exec_info, svm_alloc, svm_free,
 };

@@ -5,8 +5,8 @@ use std::io;
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
-use accel_proto::Limits;
-use accel_proto::opencl::AnyCall;
+use accel_proto::opencl::{AnyCall, SetKernelArgSVMPointer};
+use accel_proto::{Call as ProtoCall, Limits};
 
 use super::calls::Logged;
 use super::contents::Contents;
@@ -21,6 +21,8 @@ const LOOK: Duration = Duration::from_micros(200);
 
 /// Events that are not complete have positive states; this one is of those that a client has not set.
 const SUBMITTED: i32 = 2;
+
+const SVM: &str = "shared virtual memory, which another server could not have at its addresses";
 
 /// Waits until all commands of a client's queues are complete.
 pub(super) fn drain(client: &Client, deadline: Instant) -> Result<(), Refusal> {
@@ -45,6 +47,9 @@ pub(super) fn drain(client: &Client, deadline: Instant) -> Result<(), Refusal> {
 pub(super) fn objects(client: &Client, devices: &Devices, file: &mut Writing<'_>) -> Result<Objects, Refusal> {
     if let Some(reason) = client.unsaved() {
         return Err(Refusal::CannotBeMadeAgain(reason));
+    }
+    if !client.svm.is_empty() {
+        return Err(Refusal::CannotBeMadeAgain(SVM));
     }
     let all = reachable(client);
     let mut steps: BTreeMap<(u64, u64), Step> = BTreeMap::new();
@@ -119,6 +124,10 @@ fn log(object: &Held) -> Result<Vec<Logged>, Refusal> {
 
 fn insert(log: Vec<Logged>, file: &mut Writing<'_>, steps: &mut BTreeMap<(u64, u64), Step>) -> Result<(), Refusal> {
     for logged in log {
+        // Of an allocation that only a kernel has still.
+        if logged.op == <SetKernelArgSVMPointer as ProtoCall<'_>>::OP {
+            return Err(Refusal::CannotBeMadeAgain(SVM));
+        }
         // One that has made several objects is with all of them.
         if let std::collections::btree_map::Entry::Vacant(place) = steps.entry((logged.order, 0)) {
             place.insert(Step::Call(call(&logged, file)?));

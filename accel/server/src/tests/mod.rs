@@ -3,6 +3,7 @@
 mod calls;
 mod quota;
 mod random;
+mod svm;
 
 use std::sync::Arc;
 
