@@ -96,16 +96,29 @@ class Accelerator:
         work = c.c_size_t(n)
 
         def launch(count):
-            for _ in range(count):
-                check(cl.clEnqueueNDRangeKernel(self.queue, kernel, 1, None, c.byref(work), None, 0, None, None))
-            check(cl.clFinish(self.queue))
+            """The event of the last of them."""
+            event = c.c_void_p()
+            for at in range(count):
+                last = c.byref(event) if at == count - 1 else None
+                check(cl.clEnqueueNDRangeKernel(self.queue, kernel, 1, None, c.byref(work), None, 0, None, last))
+            check(cl.clFlush(self.queue))
+            return event
+
+        def wait(event):
+            check(cl.clWaitForEvents(1, c.byref(event)))
+            check(cl.clReleaseEvent(event))
 
         # Built for this size of work.
-        launch(1)
+        wait(launch(1))
         print("ready", flush=True)
         end = time.monotonic() + seconds
+        # There are kernels left to do whenever some are done.
+        before = launch(16)
         while time.monotonic() < end:
-            launch(8)
+            now = launch(16)
+            wait(before)
+            before = now
+        wait(before)
 
     def is_refused(self, size):
         """Tells whether so much memory is more than the device has left: CL_MEM_OBJECT_ALLOCATION_FAILURE, CL_INVALID_BUFFER_SIZE."""

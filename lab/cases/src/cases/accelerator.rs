@@ -224,7 +224,7 @@ fn what_is_saved_goes_on(daemon: &Daemon<'_>, volume: &str) -> Result<()> {
         &[
             "sh",
             "-c",
-            "mkfifo /tmp/ask /tmp/answer; while true; do cat /tmp/ask > /tmp/answer; done",
+            "mkfifo /tmp/ask /tmp/answer; while read -r x < /tmp/ask; do echo $x > /tmp/answer; done",
         ],
     )?;
     daemon.ok(&[
