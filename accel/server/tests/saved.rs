@@ -358,6 +358,7 @@ fn a_client_goes_on_with_all_of_its_objects() {
     launch(thread, queue, kernel, count, name(1));
     let again = more_objects(thread, (context, queue), kernel);
 
+    host.guest.prepare_save();
     let (file, _held) = save(&host, MOST).unwrap();
     let next = Host::new(pocl(), &window);
     next.guest.restore(&file).unwrap();

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use accel_server::{Guest, Output, Slot, Slots};
 use accel_window::image::{self, Layout};
 use agent_api::accelerator::OPENCL_DRIVER;
-use agent_api::accelerator_state;
+use agent_api::accelerator_state::{self, Asked};
 use anyhow::{Context as _, Result, bail};
 use rustix::process::{Pid, Signal, WaitOptions, waitpid};
 use wire::{FrameReader, FrameWriter};
@@ -278,10 +278,15 @@ impl Output for ToNode<'_> {
 /// Writes it; its clients go on when the other side hangs up.
 fn save(guest: &Guest, stream: UnixStream) -> Result<()> {
     let mut reader = FrameReader::new(stream.try_clone()?);
-    let Some(patience) = accelerator_state::asked(&mut reader)? else {
-        return Ok(());
-    };
     let writer = FrameWriter::new(stream);
+    let patience = match accelerator_state::asked(&mut reader)? {
+        Some(Asked::Save(patience)) => patience,
+        Some(Asked::Prepare) => {
+            guest.prepare_save();
+            return Ok(accelerator_state::tell_prepared(&writer)?);
+        }
+        None => return Ok(()),
+    };
     let mut told = Ok(());
     guest.save(&mut ToNode(&writer), patience, |outcome| {
         let refused = outcome.as_ref().err().map(ToString::to_string);

@@ -14,7 +14,7 @@ use agent_api::accelerator::FromHost;
 use wire::packet::PacketSocket;
 
 use super::{Control, Guest};
-use crate::saved::{Output, Refusal, Resumed, Saving, restore_all, save_all};
+use crate::saved::{Output, Refusal, Resumed, Saving, prepare, restore_all, save_all};
 use crate::session::Client;
 
 /// A client that is known as long as this is there.
@@ -40,6 +40,16 @@ impl Guest {
         let number = saving.number;
         self.serving().insert(number, saving);
         Known { guest: self, number }
+    }
+
+    /// Has the back end make what is saved of programs, while the guest runs: it may compile for seconds, and remembers what came of it.
+    pub fn prepare_save(&self) {
+        let clients: Vec<Arc<Client>> = self
+            .serving()
+            .values()
+            .map(|saving| Arc::clone(&saving.client))
+            .collect();
+        clients.iter().for_each(|client| prepare(client));
     }
 
     /// Writes the window and all clients, none of which goes on before `hold` has returned, which is told the outcome. The guest does not

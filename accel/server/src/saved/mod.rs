@@ -24,6 +24,7 @@ use crate::api::Code;
 
 pub(crate) use calls::{Logged, Order, log};
 pub(crate) use restore::{Contents, Replay, original, source};
+pub(crate) use save::prepare;
 pub use state::Output;
 pub use whole::fill_window;
 pub(crate) use whole::{Image, Resumed, Saving, restore_all, save_all};

@@ -43,6 +43,25 @@ pub(super) fn drain(client: &Client, deadline: Instant) -> Result<(), Refusal> {
     Ok(())
 }
 
+/// Asks for the binaries of all programs that can be run.
+pub(crate) fn prepare(client: &Client) {
+    let api = &client.backend.api;
+    for object in client.all_objects() {
+        if object.sort() == Sort::Program && runs(client, &object) {
+            // Saving finds out what is wrong with it.
+            drop(query::binaries(api, &object));
+        }
+    }
+}
+
+/// Whether a program can be run on each of its devices.
+fn runs(client: &Client, program: &Held) -> bool {
+    let api = &client.backend.api;
+    let devices = query::words(api, program, query::PROGRAM_DEVICES).unwrap_or_default();
+    let is_executable = |device: &u64| query::is_executable(api, program, query::address(*device));
+    !devices.is_empty() && devices.iter().all(is_executable)
+}
+
 /// All of a client's objects, which nobody works with.
 pub(super) fn objects(client: &Client, devices: &Devices, file: &mut Writing<'_>) -> Result<Objects, Refusal> {
     if let Some(reason) = client.unsaved() {
@@ -207,11 +226,9 @@ fn program(
         .map(|device| client.name_of(Sort::Device, *device))
         .collect();
     let context = object.owner(Sort::Context).map(|context| context.name);
-    let runs = !devices.is_empty()
-        && devices
-            .iter()
-            .all(|device| query::is_executable(api, object, query::address(*device)));
-    let binaries = runs.then(|| query::binaries(api, object).ok()).flatten();
+    let binaries = runs(client, object)
+        .then(|| query::binaries(api, object).ok())
+        .flatten();
     let binaries = binaries.filter(|binaries| binaries.len() == devices.len() && !binaries.iter().any(Vec::is_empty));
     let (Some(devices), Some(context), Some(binaries)) = (names, context, binaries) else {
         return insert(log, file, steps);

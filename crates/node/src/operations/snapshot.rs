@@ -87,6 +87,11 @@ impl Node {
             networked: stored.networked,
             share_slots: stored.share_slots,
         };
+        if sandbox.config.accelerator.is_some() {
+            let _span = span("accelerator prepared");
+            let socket = self.sandbox_paths(entry).accelerator_save();
+            saved::accelerator::prepare(&sandbox.name, &socket, self.config.limits.boot)?;
+        }
         let line = vm.line()?;
         let disk = self.sandbox_paths(entry).disk();
         // How much of its memory has to be written is known when it is.

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use agent_api::accelerator_state::{Said, ask, hear};
+use agent_api::accelerator_state::{Asked, Said, ask, hear};
 use node_api::Accelerator;
 use wire::{FrameReader, FrameWriter};
 
@@ -24,6 +24,30 @@ fn refused(name: &str, why: impl std::fmt::Display) -> Error {
     }
 }
 
+/// Has the server at a socket do what takes long and can be done while its sandbox's machine runs.
+pub(crate) fn prepare(name: &str, socket: &Path, limit: Duration) -> Result<(), Error> {
+    let (writer, mut reader) = connect(name, socket, limit)?;
+    ask(&writer, Asked::Prepare).map_err(|error| refused(name, error))?;
+    match hear(&mut reader).map_err(|error| refused(name, error))? {
+        Some(Said::Prepared) => Ok(()),
+        Some(_) => Err(refused(name, "its server answers something else")),
+        None => Err(refused(name, "its server has ended")),
+    }
+}
+
+/// The two halves of a connection to a server.
+type Halves = (FrameWriter<UnixStream>, FrameReader<UnixStream>);
+
+fn connect(name: &str, socket: &Path, limit: Duration) -> Result<Halves, Error> {
+    let stream =
+        UnixStream::connect(socket).map_err(|error| refused(name, format!("its server does not answer ({error})")))?;
+    let timed = stream.set_read_timeout(Some(limit));
+    let timed = timed.and_then(|()| stream.set_write_timeout(Some(limit)));
+    let copied = timed.and_then(|()| stream.try_clone());
+    let copied = copied.map_err(Error::host("asking an accelerator's server for its state"))?;
+    Ok((FrameWriter::new(copied), FrameReader::new(stream)))
+}
+
 /// Has the server at a socket write its state. The sandbox's machine stands still.
 pub(crate) fn save(
     (name, accelerator): (&str, &Accelerator),
@@ -32,15 +56,9 @@ pub(crate) fn save(
     limit: Duration,
 ) -> Result<(), Error> {
     let deadline = Instant::now() + limit;
-    let stream =
-        UnixStream::connect(socket).map_err(|error| refused(name, format!("its server does not answer ({error})")))?;
-    let timed = stream.set_read_timeout(Some(limit));
-    let timed = timed.and_then(|()| stream.set_write_timeout(Some(limit)));
-    let copied = timed.and_then(|()| stream.try_clone());
-    let writer = FrameWriter::new(copied.map_err(Error::host("asking an accelerator's server for its state"))?);
-    ask(&writer, PATIENCE.min(limit)).map_err(|error| refused(name, error))?;
+    let (writer, mut reader) = connect(name, socket, limit)?;
+    ask(&writer, Asked::Save(PATIENCE.min(limit))).map_err(|error| refused(name, error))?;
     let most = accelerator.most_saved();
-    let mut reader = FrameReader::new(stream);
     loop {
         match hear(&mut reader).map_err(|error| refused(name, error))? {
             Some(Said::Bytes(at, bytes)) => {
@@ -54,7 +72,7 @@ pub(crate) fn save(
                 file.write_all_at(bytes, at)
                     .map_err(Error::host("writing the state of an accelerator"))?;
             }
-            Some(Said::Saved) => return Ok(()),
+            Some(Said::Saved | Said::Prepared) => return Ok(()),
             Some(Said::Refused(why)) => return Err(refused(name, why)),
             None => return Err(refused(name, "its server has ended")),
         }
@@ -68,7 +86,7 @@ pub(crate) fn save(
 mod tests {
     use std::os::unix::net::UnixListener;
 
-    use agent_api::accelerator_state::{asked, tell_bytes, tell_end};
+    use agent_api::accelerator_state::{asked, tell_bytes, tell_end, tell_prepared};
 
     use super::*;
 
@@ -91,6 +109,29 @@ mod tests {
         let mut bytes = vec![0; usize::try_from(file.metadata().unwrap().len()).unwrap()];
         file.read_exact_at(&mut bytes, 0).unwrap();
         (outcome, bytes)
+    }
+
+    #[test]
+    fn a_server_prepares_or_says_that_it_does_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("accelerator");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let prepared = |answers: bool| {
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    let (stream, _) = listener.accept().unwrap();
+                    let mut reader = FrameReader::new(stream.try_clone().unwrap());
+                    assert_eq!(asked(&mut reader).unwrap(), Some(Asked::Prepare));
+                    if answers {
+                        tell_prepared(&FrameWriter::new(stream)).unwrap();
+                    }
+                });
+                prepare("web", &socket, Duration::from_secs(20))
+            })
+        };
+        prepared(true).unwrap();
+        let told = prepared(false).unwrap_err().to_string();
+        assert!(told.contains("its server has ended"), "{told}");
     }
 
     #[test]

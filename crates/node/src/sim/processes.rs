@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use agent_api::accelerator_state::{asked, tell_bytes, tell_end};
+use agent_api::accelerator_state::{Asked, asked, tell_bytes, tell_end, tell_prepared};
 use host::jail::{Child, Timing};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use wire::{FrameReader, FrameWriter};
@@ -42,7 +42,12 @@ fn tell_states(socket: &Path, faults: Faults) {
             let mut reader = FrameReader::new(stream.try_clone().unwrap());
             let writer = FrameWriter::new(stream);
             // Whoever asks may have gone.
-            if let Ok(Some(_)) = asked(&mut reader) {
+            let asked = asked(&mut reader);
+            if let Ok(Some(Asked::Prepare)) = asked {
+                // Refused, it hangs up.
+                drop(faults.call_host("prepare accelerator").map(|()| tell_prepared(&writer)));
+            }
+            if let Ok(Some(Asked::Save(_))) = asked {
                 let refused = faults
                     .call_host("save accelerator")
                     .err()
