@@ -30,6 +30,7 @@ pub(crate) fn prepare(name: &str, socket: &Path, limit: Duration) -> Result<(), 
     ask(&writer, Asked::Prepare).map_err(|error| refused(name, error))?;
     match hear(&mut reader).map_err(|error| refused(name, error))? {
         Some(Said::Prepared) => Ok(()),
+        Some(Said::Refused(why)) => Err(refused(name, why)),
         Some(_) => Err(refused(name, "its server answers something else")),
         None => Err(refused(name, "its server has ended")),
     }

@@ -44,8 +44,10 @@ fn tell_states(socket: &Path, faults: Faults) {
             // Whoever asks may have gone.
             let asked = asked(&mut reader);
             if let Ok(Some(Asked::Prepare)) = asked {
-                // Refused, it hangs up.
-                drop(faults.call_host("prepare accelerator").map(|()| tell_prepared(&writer)));
+                drop(match faults.call_host("prepare accelerator") {
+                    Ok(()) => tell_prepared(&writer),
+                    Err(error) => tell_end(&writer, Some(&error.to_string())),
+                });
             }
             if let Ok(Some(Asked::Save(_))) = asked {
                 let refused = faults
