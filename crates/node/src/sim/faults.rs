@@ -61,6 +61,8 @@ struct Inner {
     daemon: u32,
     fill: Option<Hook>,
     dies: Option<Hook>,
+    /// Where a daemon dies, whatever other threads come to meanwhile.
+    dies_at: Option<&'static str>,
     /// What is done at a point, once.
     at: Option<(&'static str, Hook)>,
 }
@@ -109,6 +111,11 @@ impl Faults {
         self.lock().at = Some((point, Arc::new(work)));
     }
 
+    /// Has a daemon die when it comes to this point next.
+    pub(crate) fn die_at(&self, point: &'static str) {
+        self.lock().dies_at = Some(point);
+    }
+
     /// What `Fault::Crash` does besides ending its thread.
     pub(crate) fn die_by(&self, dies: impl Fn() + Send + Sync + 'static) {
         self.lock().dies = Some(Arc::new(dies));
@@ -152,7 +159,8 @@ impl Faults {
             drop(inner);
             return work();
         }
-        match inner.pass(name, true) {
+        let dies = inner.dies_at.take_if(|point| *point == name).is_some();
+        match dies.then_some(Fault::Crash).or_else(|| inner.pass(name, true)) {
             Some(Fault::Crash) => {
                 inner.daemon += 1;
                 let dies = inner.dies.clone();

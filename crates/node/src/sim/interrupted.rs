@@ -8,7 +8,6 @@ use base::points;
 use node_api::{DeviceStart, DeviceState, SandboxConfig, State};
 
 use super::devices::{NVME, address, bind, state};
-use super::faults::Fault;
 use super::machine::NEVER;
 use super::{Attempt, World, cases, soon};
 use crate::Error;
@@ -133,29 +132,16 @@ fn a_daemon_that_attaches_what_the_one_before_has_detached_gives_it_up_for_who_s
     world.run(config(DeviceStart::Async)).unwrap();
     world.is_at_rest().unwrap();
     // It dies when its guest has let go of the device.
-    let places = (0..cases::MOST).find(|number| {
-        world.faults.arm(&[(*number, Fault::Crash)]);
-        let attempt = world.attempt(|world| {
-            let taken =
-                world
-                    .node()
-                    .make_snapshot(&world.entry("web"), Some(&format!("at-{number}")), OnDevices::Detach);
-            taken.map(drop)
-        });
-        let fired = world.faults.disarm();
-        assert!(matches!(attempt, Attempt::Crashed), "{attempt:?}");
-        let is_it = fired == [points::DEVICE_DETACHED];
-        if is_it {
-            never_maps(&world);
-        }
-        world.restart();
-        if !is_it {
-            // Else the next place may be one that the thread of this daemon comes to that attaches again.
-            world.is_at_rest().unwrap();
-        }
-        is_it
+    world.faults.die_at(points::DEVICE_DETACHED);
+    let attempt = world.attempt(|world| {
+        let taken = world
+            .node()
+            .make_snapshot(&world.entry("web"), Some("ready"), OnDevices::Detach);
+        taken.map(drop)
     });
-    assert!(places.is_some());
+    assert!(matches!(attempt, Attempt::Crashed), "{attempt:?}");
+    never_maps(&world);
+    world.restart();
     soon(|| maps(&world)).unwrap();
     let begun = Instant::now();
     world.node().stop(&world.entry("web"), Duration::ZERO).unwrap();
