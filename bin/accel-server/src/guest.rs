@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use accel_server::{Guest, Slot, Slots};
 use accel_window::image::{self, Layout};
-use agent_api::accelerator::OPENCL_DRIVER;
+use agent_api::accelerator::{OPENCL_DRIVER, OPENCL_DRIVER_MUSL};
 use anyhow::{Context as _, Result, bail};
 use rustix::process::{Pid, Signal, WaitOptions, waitpid};
 
@@ -26,7 +26,7 @@ use crate::confine::{self, Confined};
 use crate::options::{GuestFds, Options};
 
 /// What the library's length is made a multiple of: with another version of it the slots are where they were.
-const DRIVER_UNIT: u64 = 4 << 20;
+const DRIVER_UNIT: usize = 4 << 20;
 
 /// After a process that has ended sooner than this the next one waits as long.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -38,6 +38,7 @@ pub(crate) struct Inherited {
     vsock: Option<OwnedFd>,
     window: File,
     driver: File,
+    musl_driver: File,
     ready: File,
 }
 
@@ -50,6 +51,7 @@ impl Inherited {
             vsock: Some(take("--vsock-fd", fds.vsock)?),
             window: take("--window-fd", fds.window)?.into(),
             driver: take("--driver-fd", fds.driver)?.into(),
+            musl_driver: take("--musl-driver-fd", fds.musl_driver)?.into(),
             ready: take("--ready-fd", fds.ready)?.into(),
         })
     }
@@ -82,15 +84,17 @@ pub(crate) fn format(inherited: &mut Inherited) -> Result<Vec<Slot>> {
     // One that could be shrunk is not taken: its machine could end this process by that.
     drop(accel_window::map(window).context("--window-fd")?);
     let size = window.metadata().context("--window-fd")?.len();
-    let mut library = Vec::new();
-    inherited
-        .driver
-        .read_to_end(&mut library)
-        .context("--driver-fd cannot be read")?;
-    let length = (library.len() as u64).next_multiple_of(DRIVER_UNIT);
-    let layout = Layout::new(size, &[(OPENCL_DRIVER, 0o644, length)])?;
-    library.resize(usize::try_from(length)?, 0);
-    image::write(window, &layout, &[&library])?;
+    let drivers = [
+        padded("--driver-fd", &mut inherited.driver)?,
+        padded("--musl-driver-fd", &mut inherited.musl_driver)?,
+    ];
+    let [glibc, musl] = &drivers;
+    let files = [
+        (OPENCL_DRIVER, 0o644, glibc.len() as u64),
+        (OPENCL_DRIVER_MUSL, 0o644, musl.len() as u64),
+    ];
+    let layout = Layout::new(size, &files)?;
+    image::write(window, &layout, &[glibc, musl])?;
     inherited.ready.write_all(b"ready\n").context("--ready-fd")?;
     // Whoever has started this process knows it from then on, and ends it. One that has died before never will.
     let mut known = [0; 6];
@@ -104,6 +108,15 @@ pub(crate) fn format(inherited: &mut Inherited) -> Result<Vec<Slot>> {
         length: entry.length,
     };
     Ok(layout.slots().iter().map(slot).collect())
+}
+
+/// A library's bytes, and zeroes behind them.
+fn padded(option: &str, file: &mut File) -> Result<Vec<u8>> {
+    let mut library = Vec::new();
+    file.read_to_end(&mut library)
+        .with_context(|| format!("{option} cannot be read"))?;
+    library.resize(library.len().next_multiple_of(DRIVER_UNIT), 0);
+    Ok(library)
 }
 
 /// Has processes serve, for ever. Everything that was decided for this one counts for them.

@@ -18,12 +18,14 @@ basalt-accel-server: carries out forwarded calls of an accelerator's API (see do
 Usage: basalt-accel-server --socket PATH --backend opencl|null [--library PATH] [--arena SIZE] [--threads NUMBER]
                            [--transports LIST] [--busy-poll MICROS] [--memory SIZE] [--arbiter PATH]
                            [--inflight NUMBER] [--control PATH] [--log-level LEVEL] [--jail [what it is like]]
-       basalt-accel-server --vsock-fd FD --window-fd FD --driver-fd FD --ready-fd FD --backend ... (the node's daemon does that)
+       basalt-accel-server --vsock-fd FD --window-fd FD --driver-fd FD --musl-driver-fd FD --ready-fd FD
+           --backend ... (the node's daemon does that)
 
   --socket PATH      where clients connect, for this user alone; a socket that nobody listens on is replaced
   --vsock-fd FD      the clients are in a virtual machine: the unix socket by which its VMM connects to its vsock
   --window-fd FD     with it: a memfd, sealed against shrinking, that is the machine's virtio-pmem device; it is formatted
   --driver-fd FD     with it: the client's library, which the window's file system is to have
+  --musl-driver-fd FD  with it: the same library for images with musl
   --ready-fd FD      with it: a socket; \"ready\" and a line feed is said there when the window can be given to the machine, and
                      \"known\" and one is waited for
   --pinned           with it: the machine has the window's pages pinned, so that they are zeroed in place of given back
@@ -75,6 +77,7 @@ pub(crate) struct GuestFds {
     pub(crate) vsock: RawFd,
     pub(crate) window: RawFd,
     pub(crate) driver: RawFd,
+    pub(crate) musl_driver: RawFd,
     pub(crate) ready: RawFd,
 }
 
@@ -127,7 +130,7 @@ pub(crate) fn parse() -> Result<Command> {
 fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
     use lexopt::prelude::*;
     let (mut socket, mut backend, mut library) = (None, None, None);
-    let mut guest = [None; 4];
+    let mut guest = [None; 5];
     let mut arena = ByteSize(256 << 20);
     let mut threads = 32;
     let mut transports = None;
@@ -141,7 +144,8 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
             Long("vsock-fd") => guest[0] = Some(parser.value()?.parse()?),
             Long("window-fd") => guest[1] = Some(parser.value()?.parse()?),
             Long("driver-fd") => guest[2] = Some(parser.value()?.parse()?),
-            Long("ready-fd") => guest[3] = Some(parser.value()?.parse()?),
+            Long("musl-driver-fd") => guest[3] = Some(parser.value()?.parse()?),
+            Long("ready-fd") => guest[4] = Some(parser.value()?.parse()?),
             Long("backend") => backend = Some(parser.value()?.string()?),
             Long("library") => library = Some(PathBuf::from(parser.value()?)),
             Long("arena") => arena = parser.value()?.parse()?,
@@ -230,19 +234,24 @@ fn check(limits: &TenantLimits) -> Result<()> {
     }
 }
 
-fn place(socket: Option<PathBuf>, guest: [Option<RawFd>; 4]) -> Result<Place> {
+fn place(socket: Option<PathBuf>, guest: [Option<RawFd>; 5]) -> Result<Place> {
     match (socket, guest) {
-        (Some(socket), [None, None, None, None]) => Ok(Place::Host(socket)),
-        (None, [Some(vsock), Some(window), Some(driver), Some(ready)]) => Ok(Place::Guest(GuestFds {
-            vsock,
-            window,
-            driver,
-            ready,
-        })),
-        (None, [None, None, None, None]) => {
+        (Some(socket), [None, None, None, None, None]) => Ok(Place::Host(socket)),
+        (None, [Some(vsock), Some(window), Some(driver), Some(musl_driver), Some(ready)]) => {
+            Ok(Place::Guest(GuestFds {
+                vsock,
+                window,
+                driver,
+                musl_driver,
+                ready,
+            }))
+        }
+        (None, [None, None, None, None, None]) => {
             bail!("--socket is missing: the path that clients connect to; --help shows examples")
         }
-        _ => bail!("give --socket alone, or --vsock-fd, --window-fd, --driver-fd and --ready-fd together"),
+        _ => bail!(
+            "give --socket alone, or --vsock-fd, --window-fd, --driver-fd, --musl-driver-fd and --ready-fd together"
+        ),
     }
 }
 

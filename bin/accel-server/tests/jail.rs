@@ -355,18 +355,31 @@ fn a_guest_is_served_from_a_jail_again_and_again() {
         "--vsock-fd=3",
         "--window-fd=4",
         "--driver-fd=5",
-        "--ready-fd=6",
+        "--musl-driver-fd=6",
+        "--ready-fd=7",
         "--backend=null",
     ];
     // A socket that is still where it was cannot be taken along, and it says so.
-    let wrong = [socket.as_fd(), window.as_fd(), driver.as_fd(), end.as_fd()];
+    let wrong = [
+        socket.as_fd(),
+        window.as_fd(),
+        driver.as_fd(),
+        driver.as_fd(),
+        end.as_fd(),
+    ];
     let text = Jailed::with(identity, &flags, &wrong).ended_by_itself();
     assert!(
         text.contains("no file system tree") && text.contains("/run/vsock"),
         "{text}"
     );
 
-    let descriptors = [mount.as_fd(), window.as_fd(), driver.as_fd(), end.as_fd()];
+    let descriptors = [
+        mount.as_fd(),
+        window.as_fd(),
+        driver.as_fd(),
+        driver.as_fd(),
+        end.as_fd(),
+    ];
     let server = Jailed::with(identity, &flags, &descriptors);
     drop(end);
     let mut said = [0; 6];

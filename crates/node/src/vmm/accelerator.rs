@@ -10,7 +10,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-use agent_api::accelerator::{LABEL, OPENCL_DRIVER};
+use agent_api::accelerator::{LABEL, OPENCL_DRIVER, OPENCL_DRIVER_MUSL};
 use host::jail::{self, Identity, Isolation, Launch};
 use node_api::{Accelerator, AcceleratorApi};
 use rustix::fs::{Mode, OFlags};
@@ -54,10 +54,11 @@ pub(crate) fn of_guest(stored: &Stored) -> Option<agent_api::Accelerator> {
         .sandbox
         .config
         .accelerator
-        .map(|accelerator| agent_api::Accelerator {
-            label: LABEL.to_owned(),
-            opencl: match accelerator.api {
-                AcceleratorApi::Opencl | AcceleratorApi::Null => Some(OPENCL_DRIVER.to_owned()),
+        .map(|accelerator| match accelerator.api {
+            AcceleratorApi::Opencl | AcceleratorApi::Null => agent_api::Accelerator {
+                label: LABEL.to_owned(),
+                opencl: Some(OPENCL_DRIVER.to_owned()),
+                opencl_musl: Some(OPENCL_DRIVER_MUSL.to_owned()),
             },
         })
 }
@@ -97,16 +98,30 @@ pub(crate) fn launch(
             "the sandbox has none",
         )));
     };
-    let (program, driver) = (&config.programs.accelerator, &config.programs.opencl);
+    let program = &config.programs.accelerator;
     let program_file = files::open("the accelerator's server", program, NO_ACCELERATOR)?;
-    let driver = files::open("the accelerator's driver for guests", driver, NO_ACCELERATOR)?;
+    let drivers = [&config.programs.opencl, &config.programs.opencl_musl];
+    let [driver, musl] = drivers.map(|path| files::open("the accelerator's driver for guests", path, NO_ACCELERATOR));
+    let (driver, musl) = (driver?, musl?);
     let identity = launch::identity(config, stored);
     let vsock = vsock(identity, paths)?;
     let (own, theirs) = UnixStream::pair().map_err(Error::host("having a pair of sockets"))?;
     let log = files::append(&paths.accelerator_log())?;
-    let descriptors = [vsock.as_fd(), window.0.as_fd(), driver.as_fd(), theirs.as_fd()];
+    let descriptors = [
+        vsock.as_fd(),
+        window.0.as_fd(),
+        driver.as_fd(),
+        musl.as_fd(),
+        theirs.as_fd(),
+    ];
     let mut words: Vec<String> = vec![program.display().to_string()];
-    let options = ["--vsock-fd", "--window-fd", "--driver-fd", "--ready-fd"];
+    let options = [
+        "--vsock-fd",
+        "--window-fd",
+        "--driver-fd",
+        "--musl-driver-fd",
+        "--ready-fd",
+    ];
     for (index, option) in options.into_iter().enumerate() {
         words.extend([option.to_owned(), jail::number_of(index).to_string()]);
     }
