@@ -27,12 +27,14 @@ mod names;
 mod notify;
 mod object;
 mod pending;
+mod place;
 mod platform;
 mod process;
 mod program;
 mod queue;
 mod stubs;
 mod svm;
+mod touched;
 mod transfer;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

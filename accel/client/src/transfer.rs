@@ -61,7 +61,10 @@ impl Transfer<'_> {
         let made: Vec<&Object> = told.iter().map(AsRef::as_ref).collect();
         let objects = [self.queue, self.memory];
         let touched_lists = [self.waits.objects.as_slice(), &made];
-        let touched = Touched::new(&objects, &touched_lists);
+        let has = |way| (is_taken && self.way == way).then_some(span);
+        let touched = Touched::new(&objects, &touched_lists)
+            .reads(has(Way::ToServer))
+            .writes(has(Way::FromServer));
         let put = match self.blocking {
             true => connection
                 .call(|_| call, &touched, true)
@@ -76,7 +79,7 @@ impl Transfer<'_> {
             told.exists_from_now_on();
         }
         if self.blocking {
-            self.after_waiting(connection, told.as_ref());
+            self.after_waiting(connection, told.as_ref())?;
             if is_delivered {
                 self.shape.copy_out(connection, span.offset, self.address);
             }
@@ -100,12 +103,12 @@ impl Transfer<'_> {
     }
 
     /// The command is complete, and in a queue that keeps order those before it.
-    fn after_waiting(&self, connection: &'static Connection, told: Option<&Arc<Object>>) {
+    fn after_waiting(&self, connection: &'static Connection, told: Option<&Arc<Object>>) -> Result<(), Code> {
         if let Some(told) = told {
             event::is_complete_now(told);
         }
         let finished = queue::is_in_order(self.queue).then_some(self.queue);
-        pending::settle(connection, finished);
+        pending::settle(connection, finished)
     }
 }
 

@@ -1,10 +1,12 @@
 //! The server's flags. Knows nothing of what they do.
 
+use std::net::SocketAddr;
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use accel_server::TenantLimits;
+use accel_transport::tls::Identity;
 use accel_transport::{Settings, Transport};
 use anyhow::{Context as _, Result, bail};
 use base::ByteSize;
@@ -18,10 +20,16 @@ basalt-accel-server: carries out forwarded calls of an accelerator's API (see do
 Usage: basalt-accel-server --socket PATH --backend opencl|null [--library PATH] [--arena SIZE] [--threads NUMBER]
                            [--transports LIST] [--busy-poll MICROS] [--memory SIZE] [--arbiter PATH]
                            [--inflight NUMBER] [--control PATH] [--log-level LEVEL] [--jail [what it is like]]
+       basalt-accel-server --listen ADDRESS:PORT --tls-cert FILE --tls-key FILE [--tls-client-ca FILE] --backend ...
        basalt-accel-server --vsock-fd FD --window-fd FD --driver-fd FD --musl-driver-fd FD --ready-fd FD
            --backend ... (the node's daemon does that)
 
   --socket PATH      where clients connect, for this user alone; a socket that nobody listens on is replaced
+  --listen ADDRESS   where clients of other machines connect, such as 0.0.0.0:7070; the port is told on standard error
+  --tls-cert FILE    with it: the certificate that it shows them, with those that vouch for it, as PEM
+  --tls-key FILE     with it: the key of that, as PEM
+  --tls-client-ca FILE  with it: serve only clients whose certificates one of these has signed; else whoever connects
+  --without-tls      with it: nothing is encrypted, and whoever reaches the port is served; needed but for loopback
   --vsock-fd FD      the clients are in a virtual machine: the unix socket by which its VMM connects to its vsock
   --window-fd FD     with it: a memfd, sealed against shrinking, that is the machine's virtio-pmem device; it is formatted
   --driver-fd FD     with it: the client's library, which the window's file system is to have
@@ -47,6 +55,7 @@ Examples:
   basalt-accel-server --socket /run/accel.sock --backend opencl
   OCL_ICD_VENDORS=/etc/OpenCL/vendors/pocl.icd basalt-accel-server --socket accel.sock --backend opencl --arena 1g
   basalt-accel-server --socket accel.sock --backend null --transports spin
+  basalt-accel-server --listen 0.0.0.0:7070 --tls-cert server.pem --tls-key server.key --tls-client-ca ca.pem --backend opencl
   unshare --user --map-root-user --pid --fork --mount --net --ipc --uts \
     basalt-accel-server --socket /run/accel.sock --backend opencl --jail
 
@@ -67,8 +76,28 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub(crate) enum Place {
     /// Processes of this host, which connect to this socket.
     Host(PathBuf),
+    /// Processes of other machines, which connect to this address; with TLS, or without.
+    Remote(SocketAddr, Option<Certificates>),
     /// In a virtual machine.
     Guest(GuestFds),
+}
+
+/// Files for TLS.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Certificates {
+    pub(crate) own: Identity,
+    /// Who signs clients'.
+    pub(crate) clients: Option<PathBuf>,
+}
+
+/// What is said of clients of other machines.
+#[derive(Debug, Default)]
+struct Remote {
+    listen: Option<SocketAddr>,
+    certificate: Option<PathBuf>,
+    key: Option<PathBuf>,
+    clients: Option<PathBuf>,
+    without_tls: bool,
 }
 
 /// Descriptors that were inherited, by their numbers.
@@ -131,6 +160,7 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
     use lexopt::prelude::*;
     let (mut socket, mut backend, mut library) = (None, None, None);
     let mut guest = [None; 5];
+    let mut remote = Remote::default();
     let mut arena = ByteSize(256 << 20);
     let mut threads = 32;
     let mut transports = None;
@@ -141,6 +171,11 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
     while let Some(argument) = parser.next()? {
         match argument {
             Long("socket") => socket = Some(PathBuf::from(parser.value()?)),
+            Long("listen") => remote.listen = Some(address(&parser.value()?.string()?)?),
+            Long("tls-cert") => remote.certificate = Some(parser.value()?.into()),
+            Long("tls-key") => remote.key = Some(parser.value()?.into()),
+            Long("tls-client-ca") => remote.clients = Some(parser.value()?.into()),
+            Long("without-tls") => remote.without_tls = true,
             Long("vsock-fd") => guest[0] = Some(parser.value()?.parse()?),
             Long("window-fd") => guest[1] = Some(parser.value()?.parse()?),
             Long("driver-fd") => guest[2] = Some(parser.value()?.parse()?),
@@ -189,6 +224,9 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
     }
     check(&limits)?;
     let mut jail = jail.finish()?;
+    if jail.is_some() && remote.listen.is_some() {
+        bail!("--jail has no network: with it clients come by --socket; leave --jail or --listen out");
+    }
     if let (Some(jail), Some(arbiter)) = (&mut jail, &limits.arbiter) {
         jail.read_only.push(directory(arbiter)?);
     }
@@ -196,7 +234,7 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
     limits.measures_time = control.is_some();
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     Ok(Command::Serve(Box::new(Options {
-        place: place(socket, guest)?,
+        place: place(socket, remote, guest)?,
         library,
         arena,
         threads,
@@ -234,10 +272,20 @@ fn check(limits: &TenantLimits) -> Result<()> {
     }
 }
 
-fn place(socket: Option<PathBuf>, guest: [Option<RawFd>; 5]) -> Result<Place> {
-    match (socket, guest) {
-        (Some(socket), [None, None, None, None, None]) => Ok(Place::Host(socket)),
-        (None, [Some(vsock), Some(window), Some(driver), Some(musl_driver), Some(ready)]) => {
+fn address(text: &str) -> Result<SocketAddr> {
+    text.parse()
+        .with_context(|| format!("--listen {text}: give an address and a port, such as 0.0.0.0:7070 or [::1]:7070"))
+}
+
+fn place(socket: Option<PathBuf>, remote: Remote, guest: [Option<RawFd>; 5]) -> Result<Place> {
+    let with_tls = remote.certificate.is_some() || remote.key.is_some() || remote.clients.is_some();
+    match (socket, remote.listen, guest) {
+        _ if remote.listen.is_none() && (with_tls || remote.without_tls) => {
+            bail!("--tls-cert, --tls-key, --tls-client-ca and --without-tls are for --listen")
+        }
+        (Some(socket), None, [None, None, None, None, None]) => Ok(Place::Host(socket)),
+        (None, Some(listen), [None, None, None, None, None]) => Ok(Place::Remote(listen, remote.certificates(listen)?)),
+        (None, None, [Some(vsock), Some(window), Some(driver), Some(musl_driver), Some(ready)]) => {
             Ok(Place::Guest(GuestFds {
                 vsock,
                 window,
@@ -246,12 +294,31 @@ fn place(socket: Option<PathBuf>, guest: [Option<RawFd>; 5]) -> Result<Place> {
                 ready,
             }))
         }
-        (None, [None, None, None, None, None]) => {
+        (None, None, [None, None, None, None, None]) => {
             bail!("--socket is missing: the path that clients connect to; --help shows examples")
         }
         _ => bail!(
-            "give --socket alone, or --vsock-fd, --window-fd, --driver-fd, --musl-driver-fd and --ready-fd together"
+            "give --socket alone, or --listen, or --vsock-fd, --window-fd, --driver-fd, --musl-driver-fd and --ready-fd together"
         ),
+    }
+}
+
+impl Remote {
+    /// Nothing is for who may go without, and says so where others could listen.
+    fn certificates(self, listen: SocketAddr) -> Result<Option<Certificates>> {
+        match (self.certificate, self.key, self.without_tls) {
+            (Some(certificate), Some(key), false) => Ok(Some(Certificates {
+                own: Identity { certificate, key },
+                clients: self.clients,
+            })),
+            (None, None, without) if self.clients.is_none() && (without || listen.ip().is_loopback()) => Ok(None),
+            (None, None, _) => bail!(
+                "--listen {listen}: others could read and change what travels, and be served; give --tls-cert and --tls-key, \
+                 or --without-tls in a network where that is right"
+            ),
+            (_, _, true) => bail!("--without-tls and certificates: leave one of the two out"),
+            _ => bail!("give --tls-cert and --tls-key together"),
+        }
     }
 }
 
@@ -304,10 +371,57 @@ mod tests {
     }
 
     #[test]
+    fn who_listens_for_other_machines_has_certificates_or_says_that_it_has_none() {
+        let place = |words: &[&str]| parsed(&[&["--backend=null"], words].concat()).unwrap().place;
+        assert!(matches!(place(&["--listen=127.0.0.1:7070"]), Place::Remote(_, None)));
+        assert!(matches!(
+            place(&["--listen=0.0.0.0:7070", "--without-tls"]),
+            Place::Remote(_, None)
+        ));
+        let Place::Remote(address, Some(certificates)) =
+            place(&["--listen=[::]:7070", "--tls-cert=c", "--tls-key=k", "--tls-client-ca=a"])
+        else {
+            panic!("no certificates");
+        };
+        assert_eq!(address.port(), 7070);
+        assert_eq!(certificates.own.key, PathBuf::from("k"));
+        assert_eq!(certificates.clients, Some("a".into()));
+    }
+
+    #[test]
     fn errors_say_what_to_do() {
         for (words, part) in [
             (&["--backend", "null"][..], "--socket is missing"),
             (&["--backend", "null", "--vsock-fd", "3"], "together"),
+            (
+                &["--socket", "a", "--listen", "[::1]:0", "--backend", "null"],
+                "or --listen",
+            ),
+            (&["--listen", "example.org", "--backend", "null"], "0.0.0.0:7070"),
+            (&["--listen", "0.0.0.0:0", "--backend", "null"], "--without-tls"),
+            (
+                &["--listen", "[::1]:0", "--backend", "null", "--tls-client-ca", "c"],
+                "--tls-cert",
+            ),
+            (
+                &["--listen", "[::1]:0", "--backend", "null", "--tls-cert", "c"],
+                "together",
+            ),
+            (&["--listen", "[::1]:0", "--backend", "null", "--jail"], "no network"),
+            (
+                &["--socket", "a", "--backend", "null", "--tls-cert", "c"],
+                "are for --listen",
+            ),
+            (
+                &[
+                    "--listen=[::1]:0",
+                    "--backend=null",
+                    "--tls-cert=c",
+                    "--tls-key=k",
+                    "--without-tls",
+                ],
+                "leave one of the two out",
+            ),
             (&["--socket", "a"], "null to try without a driver"),
             (&["--socket", "a", "--backend", "cuda"], "there are opencl and null"),
             (
