@@ -122,6 +122,8 @@ pub(crate) struct Connection {
     ends: Vec<End>,
     next_end: AtomicUsize,
     over: AtomicBool,
+    /// Whether there ever was an event that only the program sets.
+    has_user_events: AtomicBool,
     synchronous: bool,
     /// Of the process that it belongs to.
     forks: u32,
@@ -153,6 +155,7 @@ impl Connection {
             ends: met.ends.into_iter().map(end).collect(),
             next_end: AtomicUsize::new(0),
             over: AtomicBool::new(false),
+            has_user_events: AtomicBool::new(false),
             synchronous: std::env::var_os(SYNCHRONOUS).is_some(),
             forks: crate::process::forks(),
             names: Default::default(),
@@ -181,6 +184,9 @@ impl Connection {
             let (_, answer) = self.call(|_| *call, touched, false)?;
             return answer.success(call).map(drop);
         }
+        if C::OP == <calls::CreateUserEvent as Call<'_>>::OP {
+            self.has_user_events.store(true, Ordering::Relaxed);
+        }
         let (_order, index, mut way) = self.turn(touched)?;
         self.data(&mut way, touched.reads)?;
         let record = self.record(index, &mut way, call, false)?;
@@ -202,13 +208,17 @@ impl Connection {
         touched: &Touched<'_>,
         waits: bool,
     ) -> Result<(C, Answer), Code> {
+        if C::OP == <calls::CreateUserEvent as Call<'_>>::OP {
+            self.has_user_events.store(true, Ordering::Relaxed);
+        }
         let (order, index, mut way) = self.turn(touched)?;
         let reply = self.room(&mut way)?.reply;
         let call = make(reply);
         self.data(&mut way, touched.reads)?;
         let record = self.record(index, &mut way, &call, true)?;
         let end = &self.ends[index];
-        let asks = waits && end.put.load(Ordering::Relaxed) > end.done.load(Ordering::Acquire);
+        let has_put = end.put.load(Ordering::Relaxed) > end.done.load(Ordering::Acquire);
+        let asks = waits && has_put && self.may_be_waited_for(index);
         let question = match asks {
             true => Some(self.put(index, &mut way, &question()?)?),
             false => None,
@@ -230,6 +240,14 @@ impl Connection {
             self.lost(way.end.take_data(span.offset, span.length, FOREVER))?;
         }
         Ok((call, self.answer::<C>(&answer, reply)?))
+    }
+
+    /// Whether a thread may have to know what this end has put before its call ends. A program with one thread asks for nothing, and
+    /// without user events each call ends by itself, whatever others do.
+    fn may_be_waited_for(&self, mine: usize) -> bool {
+        let is_used = |end: &End| end.put.load(Ordering::Relaxed) > 0;
+        let others = self.ends.iter().enumerate().filter(|(index, _)| *index != mine);
+        self.has_user_events.load(Ordering::Relaxed) || others.into_iter().any(|(_, end)| is_used(end))
     }
 
     /// Data of the arena goes before its record.
