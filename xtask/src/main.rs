@@ -5,6 +5,7 @@
 mod clients;
 mod context;
 mod docs;
+mod elf;
 mod recipe;
 mod runner;
 mod steps;

@@ -5,7 +5,8 @@
 //! 1. *The application's side is there.* The application, for all bytes that the call's numbers name, until the command is complete.
 //! 2. *The arena's side is there.* It is in a block that this client took, whose length is the box's extent; the window is mapped for as long as
 //!    the process (`process`).
-//! 3. *The two do not overlap.* What the application has in the arena is used where it is ([`crate::connection::Connection::offset_of`]).
+//! 3. *The two do not overlap.* What the application has in the arena is used where it is ([`crate::connection::Connection::offset_of`]);
+//!    memory that is mapped of a server with a copy of the arena is either side, and then nothing is copied.
 //! 4. *Whoever else writes.* The server may write the arena at any time, as it is another process: bytes have any value then, and
 //!    are the application's data and nothing else.
 #![allow(
@@ -121,6 +122,9 @@ impl Shape {
             connection.address(offset),
             std::ptr::with_exposed_provenance::<u8>(address),
         );
+        if from.addr() == to.addr() {
+            return;
+        }
         self.each_row(|at, length| {
             // SAFETY: 1. to 4. above: both sides have the box's extent, in which each row is.
             unsafe { std::ptr::copy_nonoverlapping(from.wrapping_add(at), to.wrapping_add(at), length) };
@@ -133,6 +137,9 @@ impl Shape {
             connection.address(offset),
             std::ptr::with_exposed_provenance_mut::<u8>(address),
         );
+        if from.addr() == to.addr() {
+            return;
+        }
         self.each_row(|at, length| {
             // SAFETY: 1. to 4. above: both sides have the box's extent, in which each row is.
             unsafe { std::ptr::copy_nonoverlapping(from.wrapping_add(at), to.wrapping_add(at), length) };

@@ -12,8 +12,6 @@
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::fd::AsRawFd;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
@@ -21,10 +19,8 @@ use std::time::Duration;
 use accel_proto::{
     Arguments, Call, Handle, Limits, MESSAGE, Reader, Record, Reply, Sort, Span, Writer, opencl as calls,
 };
-use accel_transport::{ClientEnd, Offer, Transport};
+use accel_transport::ClientEnd;
 use accel_window::{Arena, Block, Window};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use wire::packet::PacketSocket;
 
 use crate::arguments::Ref;
 use crate::codes::Code;
@@ -32,7 +28,9 @@ use crate::lock;
 use crate::names::{Names, Place};
 use crate::object::{Object, Typed, is_ordered};
 use crate::pending::Pending;
+use crate::place::Server;
 use crate::regions::Regions;
+pub(crate) use crate::touched::Touched;
 
 /// So many threads can wait for the device at a time.
 const ENDS: u32 = 16;
@@ -42,8 +40,6 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
 /// How often a thread looks that waits for another's end.
 const LOOK: Duration = Duration::from_micros(20);
-/// Names one way for records (docs/accel-window.md), for measurements.
-const TRANSPORT: &str = "BASALT_ACCEL_TRANSPORT";
 /// If it is set every call is waited for, so that errors are told where they arise.
 const SYNCHRONOUS: &str = "BASALT_ACCEL_SYNC";
 
@@ -56,37 +52,6 @@ const AT_ONCE: [u16; 2] = [
 thread_local! {
     /// The end that this thread used last.
     static LAST_END: Cell<usize> = const { Cell::new(usize::MAX) };
-}
-
-/// Objects that a record mentions.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Touched<'a> {
-    objects: &'a [&'a Object],
-    lists: &'a [&'a [&'a Object]],
-    released: Option<&'a Object>,
-}
-
-impl<'a> Touched<'a> {
-    pub(crate) fn new(objects: &'a [&'a Object], lists: &'a [&'a [&'a Object]]) -> Self {
-        Self {
-            objects,
-            lists,
-            released: None,
-        }
-    }
-
-    /// The last record about an object.
-    pub(crate) fn release(object: &'a Object) -> Self {
-        Self {
-            released: Some(object),
-            ..Self::default()
-        }
-    }
-
-    fn all(&self) -> impl Iterator<Item = &'a Object> {
-        let listed = self.lists.iter().copied().flatten();
-        self.objects.iter().chain(listed).copied().chain(self.released)
-    }
 }
 
 /// A server's answer, as bytes of this process.
@@ -150,12 +115,16 @@ struct Registry {
 #[derive(Debug)]
 pub(crate) struct Connection {
     window: Window,
+    /// Whether the server has a copy of the arena, and not the arena.
+    is_remote: bool,
     limits: Limits,
     arena: Mutex<Arena>,
     order: Mutex<()>,
     ends: Vec<End>,
     next_end: AtomicUsize,
     over: AtomicBool,
+    /// Whether there ever was an event that only the program sets.
+    has_user_events: AtomicBool,
     synchronous: bool,
     /// Of the process that it belongs to.
     forks: u32,
@@ -167,19 +136,11 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// Meets the server at a socket; tells the socket's descriptor, too, or what went wrong.
-    pub(crate) fn open(path: &Path) -> Result<(Self, i32), String> {
-        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
-        let socket = socket.map_err(|error| error.to_string())?;
-        let address = SocketAddrUnix::new(path).map_err(|error| error.to_string())?;
-        rustix::net::connect(&socket, &address).map_err(|error| error.to_string())?;
-        let descriptor = socket.as_raw_fd();
-        let offer = Offer {
-            transports: transports()?,
-            pairs: ENDS,
-            patience: PATIENCE,
-        };
-        let met = accel_transport::connect(PacketSocket::from_fd(socket), &offer).map_err(|error| error.to_string())?;
+    /// Meets the server at a place; tells a descriptor of the connection's, too, or what went wrong.
+    pub(crate) fn open(server: &Server) -> Result<(Self, i32), String> {
+        let met = server.meet(ENDS, PATIENCE)?;
+        let descriptor = met.descriptor();
+        let is_remote = !met.transport.has_rings();
         let (window, _) = met.window.ok_or("its transport has no memory for large data")?;
         let end = |end| End {
             way: Mutex::new(Way { end, room: None }),
@@ -192,10 +153,12 @@ impl Connection {
             },
             arena: Mutex::new(Arena::new(window.geometry())),
             window,
+            is_remote,
             order: Mutex::default(),
             ends: met.ends.into_iter().map(end).collect(),
             next_end: AtomicUsize::new(0),
             over: AtomicBool::new(false),
+            has_user_events: AtomicBool::new(false),
             synchronous: std::env::var_os(SYNCHRONOUS).is_some(),
             forks: crate::process::forks(),
             names: Default::default(),
@@ -225,7 +188,11 @@ impl Connection {
             let (_, answer) = self.call(|_| *call, touched, false)?;
             return answer.success(call).map(drop);
         }
+        if C::OP == <calls::CreateUserEvent as Call<'_>>::OP {
+            self.has_user_events.store(true, Ordering::Relaxed);
+        }
         let (_order, index, mut way) = self.turn(touched)?;
+        self.data(&mut way, touched.reads)?;
         let record = self.record(index, &mut way, call, false)?;
         let number = self.put(index, &mut way, &record)?;
         if AT_ONCE.contains(&C::OP) {
@@ -245,24 +212,70 @@ impl Connection {
         touched: &Touched<'_>,
         waits: bool,
     ) -> Result<(C, Answer), Code> {
+        if C::OP == <calls::CreateUserEvent as Call<'_>>::OP {
+            self.has_user_events.store(true, Ordering::Relaxed);
+        }
         let (order, index, mut way) = self.turn(touched)?;
         let reply = self.room(&mut way)?.reply;
         let call = make(reply);
+        self.data(&mut way, touched.reads)?;
         let record = self.record(index, &mut way, &call, true)?;
         let end = &self.ends[index];
-        let asks = waits && end.put.load(Ordering::Relaxed) > end.done.load(Ordering::Acquire);
+        let has_put = end.put.load(Ordering::Relaxed) > end.done.load(Ordering::Acquire);
+        let asks = waits && has_put && self.may_be_waited_for(index);
         let question = match asks {
             true => Some(self.put(index, &mut way, &question()?)?),
             false => None,
         };
-        let number = self.put(index, &mut way, &record)?;
+        let number = match touched.writes {
+            None => self.put(index, &mut way, &record)?,
+            Some(Span { offset, length }) => {
+                let put = way.end.send_and_want(&record, (offset, length), FOREVER);
+                self.was_put(index, self.lost(put)?)
+            }
+        };
         // Objects do not hear of it: it is done when it returns, and who does not wait for that has no order with it.
         drop(order);
         if let Some(question) = question {
             self.await_answer(index, &mut way, question)?;
         }
         let answer = self.await_answer(index, &mut way, number)?;
+        if let Some(span) = touched.writes {
+            self.lost(way.end.take_data(span.offset, span.length, FOREVER))?;
+        }
         Ok((call, self.answer::<C>(&answer, reply)?))
+    }
+
+    /// Whether a thread may have to know what this end has put before its call ends. A program with one thread asks for nothing, and
+    /// without user events each call ends by itself, whatever others do.
+    fn may_be_waited_for(&self, mine: usize) -> bool {
+        let is_used = |end: &End| end.put.load(Ordering::Relaxed) > 0;
+        let others = self.ends.iter().enumerate().filter(|(index, _)| *index != mine);
+        self.has_user_events.load(Ordering::Relaxed) || others.into_iter().any(|(_, end)| is_used(end))
+    }
+
+    /// Data of the arena goes before its record.
+    fn data(&self, way: &mut Way, span: Option<Span>) -> Result<(), Code> {
+        match span {
+            Some(span) => self.lost(way.end.send_data(span.offset, span.length, FOREVER)),
+            None => Ok(()),
+        }
+    }
+
+    /// Has what the server has written into the arena, by commands that are complete.
+    pub(crate) fn fetch(&self, span: Span) -> Result<(), Code> {
+        if !self.is_remote || span.length == 0 {
+            return Ok(());
+        }
+        let (order, _, mut way) = self.turn(&Touched::default())?;
+        drop(order);
+        way.end.want_data(span.offset, span.length);
+        self.lost(way.end.take_data(span.offset, span.length, FOREVER))
+    }
+
+    /// Whether data that the server has written has to be asked for.
+    pub(crate) fn is_remote(&self) -> bool {
+        self.is_remote
     }
 
     /// The order, an end, and its lock, once all that the record depends on is done.
@@ -359,8 +372,12 @@ impl Connection {
 
     fn put(&self, index: usize, way: &mut Way, record: &wire::ring::Record) -> Result<u64, Code> {
         let number = self.lost(way.end.send(record, FOREVER))?;
+        Ok(self.was_put(index, number))
+    }
+
+    fn was_put(&self, index: usize, number: u64) -> u64 {
         self.ends[index].put.store(number + 1, Ordering::Release);
-        Ok(number)
+        number
     }
 
     /// The answer to a record, whose number it has. The records before it are done, too.
@@ -423,6 +440,7 @@ impl Connection {
         let mut writer = Writer::new(&mut bytes);
         call.write(&mut writer);
         self.write(span.offset, &bytes)?;
+        self.data(way, Some(span))?;
         let record = Record::call_in::<C>(span, 0, waits);
         Ok(wire::ring::Record::from_bytes(record.as_bytes()))
     }
@@ -433,6 +451,7 @@ impl Connection {
         let is_answer = record.op() == C::OP && record.flags().is_ok_and(|flags| flags.is_reply());
         let bytes = match record.arguments(self.limits) {
             Ok(Arguments::Inline(bytes)) if is_answer => bytes.to_vec(),
+            // Where the server has a copy of the arena it has sent this part of it before.
             Ok(Arguments::Message(span)) if is_answer && span.offset == reply.offset && span.length <= reply.length => {
                 self.read(span)?
             }
@@ -483,8 +502,11 @@ impl Connection {
         self.window.region().as_ptr().wrapping_add(begin)
     }
 
-    /// Where in the arena an address of this process is, if so many bytes from there on are in it.
+    /// Where in the arena an address of this process is, if so many bytes from there on are in it, and the server has the same memory.
     pub(crate) fn offset_of(&self, address: usize, length: u64) -> Option<u64> {
+        if self.is_remote {
+            return None;
+        }
         let offset = (address.checked_sub(self.address(0).addr())?) as u64;
         let end = offset.checked_add(length)?;
         (end <= self.limits.arena && length > 0).then_some(offset)
@@ -562,15 +584,4 @@ fn question() -> Result<wire::ring::Record, Code> {
     };
     let record = Record::call(&call, 0, true).map_err(|_| Code::OUT_OF_RESOURCES)?;
     Ok(wire::ring::Record::from_bytes(record.as_bytes()))
-}
-
-/// The ways that this client takes: those with memory for data.
-fn transports() -> Result<Vec<Transport>, String> {
-    if let Some(forced) = std::env::var_os(TRANSPORT) {
-        let forced = forced.to_string_lossy().parse::<Transport>();
-        return forced.map(|forced| vec![forced]).map_err(|error| error.to_string());
-    }
-    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-    let preferred = Transport::preferred(cpus).iter().copied();
-    Ok(preferred.filter(|transport| transport.has_rings()).collect())
 }

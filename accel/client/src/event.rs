@@ -117,7 +117,7 @@ pub(crate) extern "C" fn get_event_info(
             STATE => {
                 let state = state(event)?;
                 if state <= 0 {
-                    pending::settle(event.connection()?, None);
+                    pending::settle(event.connection()?, None)?;
                 }
                 state.to_ne_bytes().to_vec()
             }
@@ -146,8 +146,8 @@ pub(crate) extern "C" fn wait_for_events(num_events: u32, event_list: In<Ref>) -
         if waited.is_ok() {
             events.objects.iter().for_each(|event| is_complete_now(event));
         }
-        pending::settle(connection, None);
-        waited
+        let settled = pending::settle(connection, None);
+        waited.and(settled)
     })
 }
 

@@ -27,6 +27,7 @@ mod names;
 mod notify;
 mod object;
 mod pending;
+mod place;
 mod platform;
 mod process;
 mod program;
@@ -34,6 +35,7 @@ mod queue;
 mod regions;
 mod stubs;
 mod svm;
+mod touched;
 mod transfer;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -217,15 +217,17 @@ pub(crate) extern "C" fn enqueue_map_buffer(
                 event,
             );
         }
+        let block = taken(connection, size)?;
         let map = Map {
             queue,
             memory,
             waits: &waits,
             flags: map_flags,
-            block: taken(connection, size)?,
+            host: host.or_else(|| own_copy(connection, &block)),
+            block,
             shape: Shape::line(size),
-            host,
         };
+        let host = map.host;
         let told = match !event.is_null() || (host.is_some() && blocking_map == 0) {
             true => Some(event::made(connection, queue)?),
             false => None,
@@ -244,7 +246,7 @@ pub(crate) extern "C" fn enqueue_map_buffer(
         };
         let made: Vec<&Object> = told.iter().map(AsRef::as_ref).collect();
         let (objects, lists) = ([queue, memory], [map.waits.objects.as_slice(), &made]);
-        let touched = Touched::new(&objects, &lists);
+        let touched = Touched::new(&objects, &lists).writes((blocking_map != 0).then(|| map.span()));
         let put = match blocking_map {
             0 => connection.send(&call, &touched),
             _ => connection
@@ -260,7 +262,7 @@ pub(crate) extern "C" fn enqueue_map_buffer(
         if blocking_map != 0 {
             told.iter().for_each(|told| event::is_complete_now(told));
             let finished = queue::is_in_order(queue).then_some(queue);
-            pending::settle(connection, finished);
+            pending::settle(connection, finished)?;
         }
         event::give(told.filter(|_| !event.is_null()), event);
         Ok(address)
@@ -328,14 +330,15 @@ pub(crate) extern "C" fn enqueue_map_image(
             return Err(Code::INVALID_VALUE);
         }
         let shape = image::shape(memory, region, 0, 0)?;
+        let block = taken(connection, shape.extent().ok_or(Code::INVALID_VALUE)?)?;
         let map = Map {
             queue,
             memory,
             waits: &waits,
             flags: map_flags,
-            block: taken(connection, shape.extent().ok_or(Code::INVALID_VALUE)?)?,
+            host: own_copy(connection, &block),
+            block,
             shape,
-            host: None,
         };
         let told = event::wanted(connection, queue, event)?;
         let call = calls::EnqueueMapImage {
@@ -354,7 +357,8 @@ pub(crate) extern "C" fn enqueue_map_image(
         };
         let made: Vec<&Object> = told.iter().map(AsRef::as_ref).collect();
         let (objects, lists) = ([queue, memory], [map.waits.objects.as_slice(), &made]);
-        let asked = connection.call(|_| call, &Touched::new(&objects, &lists), true);
+        let touched = Touched::new(&objects, &lists).writes(Some(map.span()));
+        let asked = connection.call(|_| call, &touched, true);
         let answered = asked.and_then(|(call, answer)| {
             let reply = answer.success(&call)?;
             Ok((reply.image_row_pitch, reply.image_slice_pitch))
@@ -369,7 +373,7 @@ pub(crate) extern "C" fn enqueue_map_image(
         image_row_pitch.put(row_pitch.unwrap_or(shape.row_pitch));
         image_slice_pitch.put(slice_pitch.unwrap_or_default());
         told.iter().for_each(|told| event::is_complete_now(told));
-        pending::settle(connection, None);
+        pending::settle(connection, None)?;
         let address = map.there(connection, None, true)?;
         event::give(told, event);
         Ok(address)
@@ -438,7 +442,8 @@ pub(crate) extern "C" fn enqueue_unmap_mem_object(
         };
         let made: Vec<&Object> = told.iter().map(AsRef::as_ref).collect();
         let (objects, lists) = ([queue, memory], [waits.objects.as_slice(), &made]);
-        connection.send(&call, &Touched::new(&objects, &lists))?;
+        let touched = Touched::new(&objects, &lists).reads(copies.then_some(span));
+        connection.send(&call, &touched)?;
         connection.pending.push(Left {
             queue: queue.share(),
             event: told.clone(),
@@ -449,6 +454,12 @@ pub(crate) extern "C" fn enqueue_unmap_mem_object(
         event::give(told, event);
         Ok(())
     })
+}
+
+/// Where the server has a copy of the arena: the block in this side's, for which data is fetched and sent as if it were the application's.
+fn own_copy(connection: &Connection, block: &Block) -> Option<usize> {
+    let address = || connection.address(block.offset()).expose_provenance();
+    connection.is_remote().then(address)
 }
 
 /// A part of the arena for a mapping; if it is full, commands are waited for.

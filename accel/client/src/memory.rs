@@ -40,8 +40,9 @@ pub(crate) fn make<'c, C: Call<'c>>(
             Some((lies, Span { offset, length }))
         }
     };
-    let call = make(lies.as_ref().map(|(_, span)| *span), made.handle());
-    let done = created(connection, call, parents, made);
+    let span = lies.as_ref().map(|(_, span)| *span);
+    let call = make(span, made.handle());
+    let done = created(connection, (call, span), parents, made);
     if let Some(block) = lies.and_then(|(lies, _)| lies.block()) {
         connection.give_back(block);
     }
@@ -50,11 +51,12 @@ pub(crate) fn make<'c, C: Call<'c>>(
 
 fn created<'c, C: Call<'c>>(
     connection: &'static Connection,
-    call: C,
+    (call, contents): (C, Option<Span>),
     parents: &[&Object],
     made: Arc<Object>,
 ) -> Result<Ref, Code> {
-    let (call, answer) = connection.call(|_| call, &Touched::new(parents, &[]), false)?;
+    let touched = Touched::new(parents, &[]).reads(contents);
+    let (call, answer) = connection.call(|_| call, &touched, false)?;
     answer.success(&call)?;
     Ok(made.publish())
 }
@@ -72,7 +74,7 @@ fn make_buffer<'c, C: Call<'c>>(
         let made = Object::make::<calls::Mem>(connection, &[context], data)?;
         let shared = Memory::Svm(SvmAddress(address as u64));
         let call = make_call(flags, Some(shared), made.handle());
-        return created(connection, call, &[context], made);
+        return created(connection, (call, None), &[context], made);
     }
     let data = MemState::data(Some(flags), Some(size), host_ptr(flags, address));
     make(
@@ -200,7 +202,7 @@ pub(crate) extern "C" fn create_sub_buffer(
             buffer_create_info: Some(region.wire()),
             returned: made.handle(),
         };
-        created(connection, call, &[buffer], made)
+        created(connection, (call, None), &[buffer], made)
     })
 }
 

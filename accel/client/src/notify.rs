@@ -155,11 +155,12 @@ fn run(notifier: &'static Notifier) {
     }
 }
 
-fn call(wait: Waits, state: i32) {
+fn call(wait: Waits, mut state: i32) {
     if state <= 0
         && let Ok(connection) = wait.event.connection()
+        && let Err(lost) = pending::settle(connection, None)
     {
-        pending::settle(connection, None);
+        state = lost.0;
     }
     // Of what was asked for, or of the error.
     let told = if state < 0 { state } else { wait.state };

@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use accel_proto::opencl as calls;
+use accel_proto::{Span, opencl as calls};
 use accel_window::Block;
 
 use crate::bulk::Shape;
@@ -86,13 +86,15 @@ impl Pending {
 }
 
 /// Does what is left of commands that are complete: those of a queue all of whose commands have ended, and others by their events.
-pub(crate) fn settle(connection: &'static Connection, finished: Option<&Object>) {
+/// An error if data of one cannot be had: then the server is gone.
+pub(crate) fn settle(connection: &'static Connection, finished: Option<&Object>) -> Result<(), Code> {
     if connection.pending.count.load(Ordering::Acquire) == 0 {
-        return;
+        return Ok(());
     }
     let settling = lock(&connection.pending.settling);
     let mut kept = Vec::new();
     let mut over = Vec::new();
+    let mut outcome = Ok(());
     for mut left in connection.pending.take() {
         let of_queue = finished.is_some_and(|queue| std::ptr::eq(queue, left.queue.as_ref()));
         let is_complete = of_queue
@@ -106,7 +108,11 @@ pub(crate) fn settle(connection: &'static Connection, finished: Option<&Object>)
             continue;
         }
         if let Some(Delivery { offset, address, shape }) = left.delivery.take() {
-            shape.copy_out(connection, offset, address);
+            let length = shape.extent().unwrap_or_default();
+            match connection.fetch(Span { offset, length }) {
+                Ok(()) => shape.copy_out(connection, offset, address),
+                lost => outcome = lost,
+            }
         }
         if let Some(block) = left.block.take() {
             connection.give_back(block);
@@ -123,6 +129,7 @@ pub(crate) fn settle(connection: &'static Connection, finished: Option<&Object>)
             _ = context.map(|context| svm::free(context, *address));
         }
     }
+    outcome
 }
 
 /// Waits for the queues whose commands hold parts of the arena, so that there is space again.

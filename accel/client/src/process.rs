@@ -9,8 +9,6 @@
 )]
 
 use std::env;
-use std::ffi::OsString;
-use std::path::Path;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Mutex, Once};
@@ -19,12 +17,9 @@ use crate::codes::Code;
 use crate::connection::Connection;
 use crate::lock;
 use crate::notify::Notifier;
+use crate::place::Server;
 use crate::platform::{self, Told};
 
-/// Names the socket of the server.
-const SOCKET: &str = "BASALT_ACCEL_SOCKET";
-/// Where it is if nobody says another place.
-const DEFAULT_SOCKET: &str = "/run/basalt/accel.sock";
 /// If it is set, why there is no server is said once.
 const DEBUG: &str = "BASALT_ACCEL_DEBUG";
 
@@ -101,19 +96,17 @@ impl Process {
         {
             return Ok(connection);
         }
-        let path = env::var_os(SOCKET).unwrap_or_else(|| OsString::from(DEFAULT_SOCKET));
-        let path = Path::new(&path);
-        let (connection, descriptor) = Connection::open(path).map_err(|reason| {
+        let server = Server::of_environment().map_err(|reason| self.complain(&reason))?;
+        let (connection, descriptor) = Connection::open(&server).map_err(|reason| {
+            let named_by = server.named_by();
             self.complain(&format!(
-                "no accelerator at {}: {reason}; {SOCKET} names the server's socket",
-                path.display()
+                "no accelerator at {server}: {reason}; {named_by} names the server"
             ))
         })?;
         let connection: &'static Connection = Box::leak(Box::new(connection));
         platform::refresh(connection).map_err(|code| {
             self.complain(&format!(
-                "the accelerator's server at {} tells of no platforms: error {}",
-                path.display(),
+                "the accelerator's server at {server} tells of no platforms: error {}",
                 code.0
             ))
         })?;

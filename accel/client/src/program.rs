@@ -114,7 +114,9 @@ pub(crate) extern "C" fn create_program_with_source(
             strings: source.pieces(),
             returned: made.handle(),
         };
-        let program = created(connection, call, &Touched::new(&[context], &[]), made);
+        let touched = [context];
+        let touched = Touched::new(&touched, &[]).reads(Some(source.span));
+        let program = created(connection, call, &touched, made);
         source.over(connection);
         program
     })
@@ -161,7 +163,8 @@ pub(crate) extern "C" fn create_program_with_binary(
             reply,
         };
         let (objects, lists) = ([context], [devices.objects.as_slice()]);
-        let asked = connection.call(make, &Touched::new(&objects, &lists), false);
+        let touched = Touched::new(&objects, &lists).reads(Some(data.span));
+        let asked = connection.call(make, &touched, false);
         let done = asked.and_then(|(call, answer)| {
             // Of each device, also where the whole is an error.
             let reply = answer.read(&call)?;
@@ -191,7 +194,9 @@ pub(crate) extern "C" fn create_program_with_il(context: Ref, il: In<u8>, length
             length,
             returned: made.handle(),
         };
-        let program = created(connection, call, &Touched::new(&[context], &[]), made);
+        let touched = [context];
+        let touched = Touched::new(&touched, &[]).reads(Some(data.span));
+        let program = created(connection, call, &touched, made);
         data.over(connection);
         program
     })
@@ -273,7 +278,8 @@ pub(crate) extern "C" fn compile_program(
             pfn_notify: Callback(0),
         };
         let (objects, lists) = ([object], [devices.objects.as_slice(), headers.objects.as_slice()]);
-        let asked = connection.call(|_| call, &Touched::new(&objects, &lists), true);
+        let touched = Touched::new(&objects, &lists).reads(Some(data.span));
+        let asked = connection.call(|_| call, &touched, true);
         let compiled = asked.and_then(|(call, answer)| answer.success(&call).map(drop));
         data.over(connection);
         if let Some(notify) = pfn_notify {
@@ -364,7 +370,7 @@ fn long_answer<'c, C: Call<'c>>(
         offset: block.offset(),
         length: needed,
     };
-    let asked = connection.call(|_| make(needed, Some(span)), touched, false);
+    let asked = connection.call(|_| make(needed, Some(span)), &touched.writes(Some(span)), false);
     let bytes = asked.and_then(|(call, answer)| {
         let given = length(&call, &answer)?.min(needed);
         connection.read(Span { length: given, ..span })

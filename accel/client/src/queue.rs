@@ -23,8 +23,8 @@ pub(crate) fn finish_queue(queue: &Object) -> Result<(), Code> {
     let (call, answer) = connection.call(|_| call, &Touched::new(&[queue], &[]), true)?;
     let finished = answer.success(&call).map(drop);
     // Commands have ended even where one of them has failed.
-    pending::settle(connection, Some(queue));
-    finished
+    let settled = pending::settle(connection, Some(queue));
+    finished.and(settled)
 }
 
 /// Whether commands of a queue end in the order in which they were put. Asked for once.

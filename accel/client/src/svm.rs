@@ -203,10 +203,10 @@ impl<'a> Command<'a> {
                 event::is_complete_now(told);
             }
         }
-        if waits {
-            pending::settle(connection, queue::is_in_order(self.queue).then_some(self.queue));
+        match waits {
+            true => pending::settle(connection, queue::is_in_order(self.queue).then_some(self.queue)),
+            false => Ok(()),
         }
-        Ok(())
     }
 
     /// The same, with an event for the application if it wants one.

@@ -64,7 +64,10 @@ impl Transfer<'_> {
         let made: Vec<&Object> = told.iter().map(AsRef::as_ref).collect();
         let memory = self.memory.as_slice();
         let touched_lists = [self.waits.objects.as_slice(), &made, memory];
-        let touched = Touched::new(std::slice::from_ref(&self.queue), &touched_lists);
+        let has = |way| (is_taken && self.way == way).then_some(span);
+        let touched = Touched::new(std::slice::from_ref(&self.queue), &touched_lists)
+            .reads(has(Way::ToServer))
+            .writes(has(Way::FromServer));
         let put = match self.blocking {
             true => connection
                 .call(|_| call, &touched, true)
@@ -80,7 +83,7 @@ impl Transfer<'_> {
             self.kind.iter().for_each(|kind| event::is_of_kind(told, *kind));
         }
         if self.blocking {
-            self.after_waiting(connection, told.as_ref());
+            self.after_waiting(connection, told.as_ref())?;
             if is_delivered {
                 self.shape.copy_out(connection, span.offset, self.address);
             }
@@ -105,12 +108,12 @@ impl Transfer<'_> {
     }
 
     /// The command is complete, and in a queue that keeps order those before it.
-    fn after_waiting(&self, connection: &'static Connection, told: Option<&Arc<Object>>) {
+    fn after_waiting(&self, connection: &'static Connection, told: Option<&Arc<Object>>) -> Result<(), Code> {
         if let Some(told) = told {
             event::is_complete_now(told);
         }
         let finished = queue::is_in_order(self.queue).then_some(self.queue);
-        pending::settle(connection, finished);
+        pending::settle(connection, finished)
     }
 }
 

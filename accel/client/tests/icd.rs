@@ -10,10 +10,46 @@ use std::time::{Duration, Instant};
 
 use accel_proto::Call;
 use accel_proto::opencl as calls;
+use accel_transport::Transport;
 use support::library::{Library, Ptr, Ready};
 use support::server::Server;
 
 const ARENA: u64 = 8 << 20;
+
+/// Ways with one memory, and one on which each side has its own.
+const RINGS: [Transport; 3] = [Transport::SameCpu, Transport::Bell, Transport::Spin];
+const STREAMS: [Transport; 1] = [Transport::Stream];
+
+/// Tests that are the same whichever way records travel.
+macro_rules! by_rings_and_by_streams {
+    ($($name:ident)*) => {
+        $(mod $name {
+            #[test]
+            fn by_rings() {
+                super::$name(&super::RINGS);
+            }
+
+            #[test]
+            fn by_streams() {
+                super::$name(&super::STREAMS);
+            }
+        })*
+    };
+}
+
+by_rings_and_by_streams! {
+    platforms_and_devices_are_found_and_answers_are_asked_for_once
+    data_goes_through_a_kernel_and_comes_back
+    mapped_memory_is_the_arena_or_the_programs_own
+    data_that_the_arena_cannot_hold_goes_in_pieces_and_what_is_held_is_reclaimed
+    who_waits_for_a_transfer_has_it_in_pieces_and_who_does_not_gets_it_whole
+    objects_are_released_when_nothing_needs_them_and_names_come_back
+    what_threads_do_with_one_object_keeps_its_order
+    who_waits_for_an_event_does_not_keep_others_from_setting_it
+    a_callback_comes_when_its_event_is_complete
+    without_a_server_there_is_no_platform_and_after_its_death_an_error_and_a_fresh_context
+    a_child_begins_anew
+}
 
 type Info = extern "C" fn(Ptr, u32, usize, *mut u8, *mut usize) -> i32;
 
@@ -39,13 +75,9 @@ macro_rules! info {
     };
 }
 
-/// The newest version of glibc that the library asks for, by the second number. What this is on a machine is its own glibc's: functions that
-/// moved into libc.so.6 by 2.34 are asked for there as of 2.34. Newer than that Rust's standard library needs nothing, nor do we.
-const GLIBC: u32 = 34;
-
 #[test]
-fn the_library_exports_what_loaders_ask_for_and_needs_no_newer_glibc() {
-    let server = Server::start(ARENA);
+fn the_library_exports_what_loaders_ask_for() {
+    let server = Server::start_by(&RINGS, ARENA);
     let library = Library::open(&server.socket);
     for exported in [
         "clIcdGetPlatformIDsKHR",
@@ -57,25 +89,10 @@ fn the_library_exports_what_loaders_ask_for_and_needs_no_newer_glibc() {
     for own in ["clFinish", "clGetPlatformIDs", "finish"] {
         assert!(!library.exports(own), "{own} would be taken for the loader's");
     }
-    let bytes = std::fs::read(support::library::built()).unwrap();
-    let versions: Vec<u32> = bytes
-        .windows(8)
-        .enumerate()
-        .filter(|(_, window)| window == b"GLIBC_2.")
-        .filter_map(|(at, _)| {
-            let digits = bytes[at + 8..].iter().take_while(|byte| byte.is_ascii_digit());
-            String::from_utf8(digits.copied().collect()).ok()?.parse().ok()
-        })
-        .collect();
-    assert!(
-        !versions.is_empty() && versions.iter().all(|version| *version <= GLIBC),
-        "{versions:?}"
-    );
 }
 
-#[test]
-fn platforms_and_devices_are_found_and_answers_are_asked_for_once() {
-    let server = Server::start(ARENA);
+fn platforms_and_devices_are_found_and_answers_are_asked_for_once(ways: &[Transport]) {
+    let server = Server::start_by(ways, ARENA);
     let mut library = Library::open(&server.socket);
     let Ready {
         platform,
@@ -167,9 +184,8 @@ fn launch(library: &Library, queue: Ptr, kernel: Ptr, dimensions: u32, waits_for
     )
 }
 
-#[test]
-fn data_goes_through_a_kernel_and_comes_back() {
-    let server = Server::start(ARENA);
+fn data_goes_through_a_kernel_and_comes_back(ways: &[Transport]) {
+    let server = Server::start_by(ways, ARENA);
     let mut library = Library::open(&server.socket);
     let Ready { context, queue, .. } = library.ready();
     let buffer = library.buffer(context, 1, 16, ptr::null_mut());
@@ -205,9 +221,8 @@ fn data_goes_through_a_kernel_and_comes_back() {
     assert_eq!(library.write(buffer, buffer, true, &[0; 1]), -36);
 }
 
-#[test]
-fn mapped_memory_is_the_arena_or_the_programs_own() {
-    let server = Server::start(ARENA);
+fn mapped_memory_is_the_arena_or_the_programs_own(ways: &[Transport]) {
+    let server = Server::start_by(ways, ARENA);
     let mut library = Library::open(&server.socket);
     let Ready { context, queue, .. } = library.ready();
     let mut own = [7_u8; 32];
@@ -251,9 +266,8 @@ fn mapped_memory_is_the_arena_or_the_programs_own() {
     }
 }
 
-#[test]
-fn data_that_the_arena_cannot_hold_goes_in_pieces_and_what_is_held_is_reclaimed() {
-    let server = Server::start(4 << 20);
+fn data_that_the_arena_cannot_hold_goes_in_pieces_and_what_is_held_is_reclaimed(ways: &[Transport]) {
+    let server = Server::start_by(ways, 4 << 20);
     let mut library = Library::open(&server.socket);
     let Ready { context, queue, .. } = library.ready();
     let data: Vec<u8> = (0..9_000_001_u32).map(|index| (index % 251) as u8).collect();
@@ -285,9 +299,8 @@ fn data_that_the_arena_cannot_hold_goes_in_pieces_and_what_is_held_is_reclaimed(
     assert!(last.iter().all(|byte| *byte == 19));
 }
 
-#[test]
-fn who_waits_for_a_transfer_has_it_in_pieces_and_who_does_not_gets_it_whole() {
-    let server = Server::start(64 << 20);
+fn who_waits_for_a_transfer_has_it_in_pieces_and_who_does_not_gets_it_whole(ways: &[Transport]) {
+    let server = Server::start_by(ways, 64 << 20);
     let mut library = Library::open(&server.socket);
     let Ready { context, queue, .. } = library.ready();
     let data: Vec<u8> = (0..(9 << 20) + 1_u32).map(|index| (index % 251) as u8).collect();
@@ -330,9 +343,8 @@ fn large_map(library: &Library, queue: Ptr, buffer: Ptr, size: usize) -> *mut u8
     address
 }
 
-#[test]
-fn objects_are_released_when_nothing_needs_them_and_names_come_back() {
-    let server = Server::start(ARENA);
+fn objects_are_released_when_nothing_needs_them_and_names_come_back(ways: &[Transport]) {
+    let server = Server::start_by(ways, ARENA);
     let mut library = Library::open(&server.socket);
     let Ready {
         platform,
@@ -368,9 +380,8 @@ fn objects_are_released_when_nothing_needs_them_and_names_come_back() {
     }
 }
 
-#[test]
-fn what_threads_do_with_one_object_keeps_its_order() {
-    let server = Server::start(ARENA);
+fn what_threads_do_with_one_object_keeps_its_order(ways: &[Transport]) {
+    let server = Server::start_by(ways, ARENA);
     let mut library = Library::open(&server.socket);
     let Ready { context, queue, .. } = library.ready();
     let buffer = library.buffer(context, 1, 8, ptr::null_mut());
@@ -423,9 +434,8 @@ fn launch_marker(library: &Library, queue: Ptr, event: Ptr) -> i32 {
     cl!(library, clReleaseEvent(Ptr) -> i32)(event)
 }
 
-#[test]
-fn who_waits_for_an_event_does_not_keep_others_from_setting_it() {
-    let server = Server::start(ARENA);
+fn who_waits_for_an_event_does_not_keep_others_from_setting_it(ways: &[Transport]) {
+    let server = Server::start_by(ways, ARENA);
     let mut library = Library::open(&server.socket);
     let Ready { context, queue, .. } = library.ready();
     server.pause(Duration::from_millis(2));
@@ -470,9 +480,8 @@ fn signals() -> Vec<usize> {
     (1..=64).map(action).collect()
 }
 
-#[test]
-fn a_callback_comes_when_its_event_is_complete() {
-    let server = Server::start(ARENA);
+fn a_callback_comes_when_its_event_is_complete(ways: &[Transport]) {
+    let server = Server::start_by(ways, ARENA);
     let mut library = Library::open(&server.socket);
     let Ready { context, .. } = library.ready();
     let before = signals();
@@ -498,9 +507,8 @@ fn a_callback_comes_when_its_event_is_complete() {
     );
 }
 
-#[test]
-fn without_a_server_there_is_no_platform_and_after_its_death_an_error_and_a_fresh_context() {
-    let mut server = Server::start(ARENA);
+fn without_a_server_there_is_no_platform_and_after_its_death_an_error_and_a_fresh_context(ways: &[Transport]) {
+    let mut server = Server::start_by(ways, ARENA);
     {
         let nowhere = server.dir().join("none.sock");
         let mut library = Library::open(&nowhere);
@@ -531,9 +539,8 @@ fn without_a_server_there_is_no_platform_and_after_its_death_an_error_and_a_fres
     assert_eq!(library.write(queue_there, ptr::null(), true, &[1; 8]), -38);
 }
 
-#[test]
-fn a_child_begins_anew() {
-    let server = Server::start(ARENA);
+fn a_child_begins_anew(ways: &[Transport]) {
+    let server = Server::start_by(ways, ARENA);
     let mut library = Library::open(&server.socket);
     let Ready {
         platform,

@@ -208,6 +208,8 @@ fn answer(name: u32) -> Vec<u8> {
         0x1031 => only(Sort::Platform).addr().to_ne_bytes().to_vec(),
         // CL_CONTEXT_DEVICES, CL_QUEUE_DEVICE, CL_PROGRAM_DEVICES
         0x1081 | 0x1091 | 0x1163 => only(Sort::Device).addr().to_ne_bytes().to_vec(),
+        // CL_KERNEL_NUM_ARGS: one, of which it knows nothing else
+        0x1191 => 1_u32.to_le_bytes().to_vec(),
         // CL_IMAGE_ELEMENT_SIZE
         0x1111 => 4_u64.to_le_bytes().to_vec(),
         _ => vec![0; 8],

@@ -9,6 +9,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -17,8 +18,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use accel_proto::Record;
-use accel_transport::{Error, ServerConnection, ServerEnd, Settings, accept};
+use accel_proto::{Arguments, Limits, Record, Span};
+use accel_transport::{Error, Meeting, ServerConnection, ServerEnd, Settings, accept};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use wire::packet::PacketSocket;
 
@@ -30,6 +31,9 @@ use crate::tenant::{Tenant, TenantLimits};
 
 /// Connections at a time: each has a window.
 const MOST_CLIENTS: usize = 64;
+
+/// Connections by TCP at a time that have not said what they are, or whose client is not whole.
+const MOST_GREETED: usize = 256;
 
 /// How long a client may leave its answers in a ring that is full.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -82,6 +86,22 @@ pub struct Server {
 struct Counted<'a>(&'a AtomicUsize);
 
 impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// A connection by TCP that is about to say what it is.
+struct Greeted(Arc<AtomicUsize>);
+
+impl Greeted {
+    fn new(count: &Arc<AtomicUsize>) -> Self {
+        count.fetch_add(1, Ordering::SeqCst);
+        Self(Arc::clone(count))
+    }
+}
+
+impl Drop for Greeted {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::SeqCst);
     }
@@ -146,6 +166,53 @@ impl Server {
             });
             if let Err(error) = started {
                 log::warn!("no thread for a client: {error}; it is hung up");
+            }
+        }
+    }
+
+    /// Serves clients of other machines that connect there; what each connection says first is waited for in a thread of its own.
+    ///
+    /// # Errors
+    ///
+    /// [`ServerError::Accept`]; a client's errors end the client.
+    pub fn serve_remote(
+        self: &Arc<Self>,
+        listener: &TcpListener,
+        tls: Option<Arc<accel_transport::tls::ServerConfig>>,
+    ) -> Result<(), ServerError> {
+        let meeting = Arc::new(Meeting::new(&self.settings, tls));
+        let greeted = Arc::new(AtomicUsize::new(0));
+        loop {
+            let (socket, peer) = match listener.accept() {
+                Ok(accepted) => accepted,
+                Err(error) if is_of_one(&error) => continue,
+                Err(error) if is_for_now(&error) => {
+                    log::warn!("no client can be accepted for now: {error}");
+                    thread::sleep(INTERVAL);
+                    continue;
+                }
+                Err(error) => return Err(ServerError::Accept(error)),
+            };
+            let counted = Greeted::new(&greeted);
+            if greeted.load(Ordering::SeqCst) > MOST_GREETED {
+                log::warn!("{MOST_GREETED} connections have not said what they are; {peer} is hung up");
+                continue;
+            }
+            let (server, meeting) = (Arc::clone(self), Arc::clone(&meeting));
+            let started = thread::Builder::new().name("accel-client".into()).spawn(move || {
+                let met = meeting.greet(socket);
+                drop(counted);
+                let served = match met {
+                    Ok(Some(connection)) => server.serve_connection(connection),
+                    Ok(None) => Ok(()),
+                    Err(error) => Err(error),
+                };
+                if let Err(error) = served {
+                    log::warn!("the connection of {peer} has ended: {error}");
+                }
+            });
+            if let Err(error) = started {
+                log::warn!("no thread for {peer}: {error}; it is hung up");
             }
         }
     }
@@ -305,6 +372,21 @@ impl Server {
     }
 }
 
+/// Whether one connection alone has failed (accept(2)).
+fn is_of_one(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionReset, Interrupted};
+    matches!(error.kind(), ConnectionAborted | ConnectionReset | Interrupted)
+}
+
+/// Whether a client that ends may mend it: there are no descriptors, or no memory.
+fn is_for_now(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    matches!(
+        Errno::from_io_error(error),
+        Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)
+    )
+}
+
 /// All threads of a client, until all have ended.
 fn serve_ends(client: &Client, connection: ServerConnection, ends: Vec<ServerEnd>) -> Result<(), Error> {
     let (ended, news) = mpsc::channel();
@@ -361,6 +443,13 @@ fn serve_end(client: &Client, mut end: ServerEnd, index: usize) -> Result<(), Er
         // A machine that is saved now has the record in its ring still.
         let turn = lock();
         let answer = worker.serve(&Record::from_bytes(request.to_bytes()));
+        if let Some(span) = answer.as_ref().and_then(|answer| long_reply(client, answer)) {
+            match end.send_data(span.offset, span.length, PATIENCE) {
+                Ok(()) => {}
+                Err(Error::PeerGone) => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
         let answer = answer.map(|answer| wire::ring::Record::from_bytes(answer.as_bytes()));
         let finished = end.finish(&request, answer.as_ref(), PATIENCE);
         let finished = match turn {
@@ -375,6 +464,15 @@ fn serve_end(client: &Client, mut end: ServerEnd, index: usize) -> Result<(), Er
             Err(Error::PeerGone) => return Ok(()),
             Err(error) => return Err(error),
         }
+    }
+}
+
+/// Where in the arena a reply is that is longer than a record: a client with a copy of its own gets it before the record.
+fn long_reply(client: &Client, answer: &Record) -> Option<Span> {
+    let limits = Limits { arena: client.arena() };
+    match answer.arguments(limits) {
+        Ok(Arguments::Message(span)) => Some(span),
+        _ => None,
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   client ── {"versions", "transports", "pairs"} ──▶ server
-//!   client ◀── {"transport", "pairs", "wake", "memory"} or {"refused"} ── server
+//!   client ◀── {"transport", "pairs", "wake", "memory", "arena"} or {"refused"} ── server
 //!              with descriptors: the window's file, where there is one; then a socket a pair, where they wake by sockets or
 //!              records travel on them. What does not fit one packet comes in more, each of one byte.
 //! ```
@@ -12,7 +12,7 @@
 //! In a virtual machine the client speaks to its agent, which passes the greeting on ([`Agreement`]) and gives it a file of the guest's
 //! that is the same memory as the server's; by [`Agreement::serve`] the server has its half.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,6 +23,7 @@ use wire::packet::{MAX_FDS, PacketSocket};
 use wire::ring::{Region, Sequence};
 
 use crate::busy_poll::BusyPoll;
+use crate::channel::Channel;
 use crate::end::{Counters, Way};
 use crate::greeting::{
     Agreement, Hello, MORE, Memory, Wake, Welcome, bytes_of, receive, receive_all, receive_bytes, send, unsound,
@@ -67,12 +68,49 @@ pub struct Settings {
 pub struct ClientConnection {
     /// How records travel.
     pub transport: Transport,
-    /// The memory that both have, and its version, where the way has some.
+    /// The memory that both have, and its version; where records travel on streams, this side's copy of the arena.
     pub window: Option<(Window, u32)>,
     /// An end for each thread.
     pub ends: Vec<ClientEnd>,
     /// Hung up with the last of the ends.
-    _socket: Arc<PacketSocket>,
+    socket: Arc<Control>,
+}
+
+/// What stays open for as long as the connection is to last.
+#[derive(Debug)]
+pub(crate) enum Control {
+    Packets(Arc<PacketSocket>),
+    Stream(Channel),
+}
+
+impl ClientConnection {
+    /// To a server on another machine.
+    pub(crate) fn remote(agreed: Agreement, control: Channel, pairs: Vec<Channel>) -> Result<Self, Error> {
+        Self::by_streams(agreed, Control::Stream(control), pairs)
+    }
+
+    fn by_streams(agreed: Agreement, socket: Control, pairs: Vec<Channel>) -> Result<Self, Error> {
+        let socket = Arc::new(socket);
+        let arena = agreed.copy_of_arena()?;
+        let end = |channel| {
+            let way = Way::Stream(Box::new(StreamEnd::new(channel, Sequence::Stamped, arena.clone())));
+            ClientEnd::new(way, agreed.transport).keeping(&socket)
+        };
+        Ok(Self {
+            transport: agreed.transport,
+            ends: pairs.into_iter().map(end).collect(),
+            window: Some((arena, *VERSIONS.end())),
+            socket,
+        })
+    }
+
+    /// The descriptor whose end is the connection's, once no process has it any more.
+    pub fn descriptor(&self) -> RawFd {
+        match self.socket.as_ref() {
+            Control::Packets(socket) => socket.as_fd().as_raw_fd(),
+            Control::Stream(channel) => channel.socket().as_raw_fd(),
+        }
+    }
 }
 
 /// A server's half of a connection. Dropped, it is over: for its own threads, and for the client.
@@ -80,7 +118,7 @@ pub struct ClientConnection {
 pub struct ServerConnection {
     /// How records travel.
     pub transport: Transport,
-    /// The memory that both have, where the way has some.
+    /// The memory that both have; where records travel on streams, this side's copy of the arena.
     pub window: Option<Window>,
     /// An end for each thread.
     pub ends: Vec<ServerEnd>,
@@ -111,39 +149,36 @@ pub fn connect(socket: PacketSocket, offer: &Offer) -> Result<ClientConnection, 
     let Agreement { transport, pairs, .. } = agreed;
     let wanted = usize::from(transport.has_rings()) + agreed.sockets(wake);
     let mut fds = receive_all(&socket, fds, wanted, offer.patience)?.into_iter();
-    let window = match transport.has_rings() {
-        true => Some(open_window(&socket, fds.next(), memory, pairs)?),
-        false => None,
-    };
+    if !transport.has_rings() {
+        let channels = fds.map(Channel::new).collect::<Result<Vec<_>, _>>()?;
+        return ClientConnection::by_streams(agreed, Control::Packets(Arc::new(socket)), channels);
+    }
+    let (window, version) = open_window(&socket, fds.next(), memory, pairs)?;
     let socket = Arc::new(socket);
     // In a virtual machine, which can be saved.
-    let resumption = match &window {
-        Some((window, _)) if (wake, memory) == (Wake::Sockets, Memory::File) => {
-            Some(Resumption::new(window.life()?, Arc::clone(&socket))?)
-        }
+    let resumption = match (wake, memory) {
+        (Wake::Sockets, Memory::File) => Some(Resumption::new(window.life()?, Arc::clone(&socket))?),
         _ => None,
     };
     let mut ends = Vec::new();
     for pair in 0..pairs {
-        let way = match (&window, &resumption) {
-            (Some((window, _)), None) => {
-                let server = server_of(window, pair, fds.next(), &socket)?;
-                Way::Ring(Box::new(client_end(agreed, window, pair, server)?))
-            }
-            (Some((window, _)), Some(resumption)) => {
-                let server = resumption.join(next(pair, fds.next())?)?;
-                Way::Ring(Box::new(client_end(agreed, window, pair, server)?))
-            }
-            (None, _) => Way::Stream(StreamEnd::new(next(pair, fds.next())?, Sequence::Stamped)?),
+        let server = match &resumption {
+            None => server_of(&window, pair, fds.next(), &socket)?,
+            Some(resumption) => resumption.join(fds.next().ok_or_else(|| no_socket(pair))?)?,
         };
+        let way = Way::Ring(Box::new(client_end(agreed, &window, pair, server)?));
         ends.push(ClientEnd::new(way, transport));
     }
     Ok(ClientConnection {
         transport,
-        window,
+        window: Some((window, version)),
         ends,
-        _socket: socket,
+        socket: Arc::new(Control::Packets(socket)),
     })
+}
+
+fn no_socket(pair: u32) -> Error {
+    unsound("welcome", format!("no descriptors for pair {pair}"))
 }
 
 /// What a client has got, if that is anything it asked for.
@@ -162,12 +197,14 @@ fn accepted(welcome: Welcome, offer: &Offer) -> Result<(Agreement, Wake, Memory)
             wake,
             memory,
             busy_poll_us,
+            arena,
         } => {
             let busy_poll = Duration::from_micros(busy_poll_us.into());
             let agreed = Agreement {
                 transport,
                 pairs,
                 busy_poll,
+                arena,
             };
             Ok((agreed, wake, memory))
         }
@@ -241,10 +278,6 @@ fn client_end(
     Ok(ring_end(agreed.busy_poll, window, rings, (signal, peer, placement)))
 }
 
-fn next(pair: u32, fd: Option<OwnedFd>) -> Result<OwnedFd, Error> {
-    fd.ok_or_else(|| unsound("welcome", format!("no descriptors for pair {pair}")))
-}
-
 /// Meets the client at the other end of a socket.
 ///
 /// # Errors
@@ -288,18 +321,59 @@ pub fn accept(socket: PacketSocket, settings: &Settings) -> Result<ServerConnect
             .send(MORE, more)
             .map_err(|error| Error::packet(error, "a packet", Duration::ZERO))?;
     }
-    agreed.assemble(window, kept, socket)
+    agreed.assemble(window, kept, socket.into())
 }
 
 impl Agreement {
-    fn welcome(self, wake: Wake, memory: Memory) -> Welcome {
+    pub(crate) fn welcome(self, wake: Wake, memory: Memory) -> Welcome {
         Welcome::Accepted {
             transport: self.transport,
             pairs: self.pairs,
             wake,
             memory,
             busy_poll_us: u32::try_from(self.busy_poll.as_micros()).unwrap_or(u32::MAX),
+            arena: self.arena,
         }
+    }
+
+    /// Whether it is what a client has offered.
+    pub(crate) fn was_offered(&self, offer: &Offer) -> Result<(), Error> {
+        let Self { transport, pairs, .. } = *self;
+        match offer.transports.contains(&transport) && pairs > 0 && pairs <= offer.pairs {
+            true => Ok(()),
+            false => {
+                let reason = format!("{transport} with {pairs} pairs was not asked for");
+                Err(unsound("welcome", reason))
+            }
+        }
+    }
+
+    /// Memory of this side's own, for an arena of which bytes travel on streams.
+    fn copy_of_arena(&self) -> Result<Window, Error> {
+        // There are no rings in it but the least that a window has.
+        Ok(Window::create(Geometry::new(1, 2, self.arena)?)?.1)
+    }
+
+    /// The server's half, of a client on another machine.
+    pub(crate) fn serve_remote(self, pairs: Vec<Channel>, client: OwnedFd) -> Result<ServerConnection, Error> {
+        let arena = self.copy_of_arena()?;
+        let mut bells = Vec::new();
+        for channel in &pairs {
+            let again = channel.socket().try_clone_to_owned();
+            bells.push(Bell::Socket(again.map_err(Error::io("copy a descriptor"))?));
+        }
+        let watch = Watch::new(client, bells).map_err(Error::io("start a thread"))?;
+        let end = |channel| ServerEnd {
+            way: Way::Stream(Box::new(StreamEnd::new(channel, Sequence::Callers, arena.clone()))),
+            transport: self.transport,
+        };
+        Ok(ServerConnection {
+            transport: self.transport,
+            ends: pairs.into_iter().map(end).collect(),
+            window: Some(arena),
+            watch,
+            _holder: None,
+        })
     }
 
     /// What a client in a guest is told of it, as bytes, with a file of the guest's and a socket for each pair.
@@ -345,7 +419,7 @@ impl Agreement {
         client: PacketSocket,
     ) -> Result<ServerConnection, Error> {
         match sockets.len() == self.sockets(Wake::Sockets) && window.is_some() == self.transport.has_rings() {
-            true => self.assemble(window, sockets, client),
+            true => self.assemble(window, sockets, client.into()),
             false => Err(unsound(
                 "own",
                 format!("{} sockets for {} pairs", sockets.len(), self.pairs),
@@ -371,53 +445,50 @@ impl Agreement {
             return Err(unsound("own", reason));
         }
         let holder = Holder::new(&window)?;
-        self.assemble_at(Some((holder, window)), sockets, client, positions)
+        self.assemble_at((holder, window), sockets, client.into(), positions)
     }
 
     fn assemble(
         self,
         window: Option<(Holder, Window)>,
         sockets: Vec<OwnedFd>,
-        client: PacketSocket,
+        client: OwnedFd,
     ) -> Result<ServerConnection, Error> {
+        let Some(window) = window else {
+            let channels = sockets.into_iter().map(Channel::new).collect::<Result<Vec<_>, _>>()?;
+            return self.serve_remote(channels, client);
+        };
         self.assemble_at(window, sockets, client, &[])
     }
 
-    /// The same, from these positions of its pairs on; all from the beginning if there are none.
+    /// The same with a window, from these positions of its pairs on; all from the beginning if there are none.
     fn assemble_at(
         self,
-        window: Option<(Holder, Window)>,
+        (holder, window): (Holder, Window),
         sockets: Vec<OwnedFd>,
-        client: PacketSocket,
+        client: OwnedFd,
         positions: &[Position],
     ) -> Result<ServerConnection, Error> {
-        let (holder, window) = window.unzip();
         let mut bells = Vec::new();
         for pair in 0..self.pairs {
-            bells.extend(match (sockets.get(pair as usize), &window) {
-                (Some(socket), _) => {
+            bells.push(match sockets.get(pair as usize) {
+                Some(socket) => {
                     let again = socket.try_clone().map_err(Error::io("copy a descriptor"))?;
-                    Some(Bell::Socket(again))
+                    Bell::Socket(again)
                 }
-                (None, Some(window)) => Some(Bell::Futex(window.bell(pair, Side::Server)?)),
-                (None, None) => None,
+                None => Bell::Futex(window.bell(pair, Side::Server)?),
             });
         }
         let watch = Watch::new(client, bells).map_err(Error::io("start a thread"))?;
         let mut sockets = sockets.into_iter();
         let mut ends = Vec::new();
         for pair in 0..self.pairs {
-            let way = match &window {
-                Some(window) => {
-                    let rings = match positions.get(pair as usize) {
-                        Some(at) => window.resume_server_pair(pair, (at.incoming, at.outgoing))?,
-                        None => window.server_pair(pair)?,
-                    };
-                    let bell = sockets.next();
-                    Way::Ring(Box::new(self.server_end((window, rings), pair, bell, watch.peer())?))
-                }
-                None => Way::Stream(StreamEnd::new(next(pair, sockets.next())?, Sequence::Callers)?),
+            let rings = match positions.get(pair as usize) {
+                Some(at) => window.resume_server_pair(pair, (at.incoming, at.outgoing))?,
+                None => window.server_pair(pair)?,
             };
+            let bell = sockets.next();
+            let way = Way::Ring(Box::new(self.server_end((&window, rings), pair, bell, watch.peer())?));
             ends.push(ServerEnd {
                 way,
                 transport: self.transport,
@@ -425,10 +496,10 @@ impl Agreement {
         }
         Ok(ServerConnection {
             transport: self.transport,
-            window,
+            window: Some(window),
             ends,
             watch,
-            _holder: holder,
+            _holder: Some(holder),
         })
     }
 

@@ -1,9 +1,12 @@
 //! The two ends of the way of one client thread's calls, whatever that way is.
 
+use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
 
 use wire::ring::Record;
 
+use crate::connection::Control;
 use crate::ring_end::{Position, RingEnd};
 use crate::stream_end::StreamEnd;
 use crate::{Error, Protocol, Transport};
@@ -27,7 +30,7 @@ pub struct Counters {
 #[derive(Debug)]
 pub(crate) enum Way {
     Ring(Box<RingEnd>),
-    Stream(StreamEnd),
+    Stream(Box<StreamEnd>),
 }
 
 impl Way {
@@ -60,6 +63,14 @@ impl Way {
         }
     }
 
+    /// Of a stream; rings have one memory.
+    fn stream(&mut self) -> Option<&mut StreamEnd> {
+        match self {
+            Self::Ring(_) => None,
+            Self::Stream(end) => Some(end),
+        }
+    }
+
     fn counters(&self) -> Counters {
         match self {
             Self::Ring(end) => end.counters,
@@ -78,6 +89,10 @@ pub struct ClientEnd {
     transport: Transport,
     /// Calls that were given up, whose answers may still come.
     given_up: u32,
+    /// Answers that were waited for at once ([`Transport::Synchronous`]), and that nobody has asked for yet.
+    kept: VecDeque<Record>,
+    /// Of streams: what is hung up with the last end. An end of rings has it as its peer.
+    _control: Option<Arc<Control>>,
 }
 
 impl ClientEnd {
@@ -86,6 +101,16 @@ impl ClientEnd {
             way,
             transport,
             given_up: 0,
+            kept: VecDeque::new(),
+            _control: None,
+        }
+    }
+
+    /// With what is to stay open as long as this is there.
+    pub(crate) fn keeping(self, control: &Arc<Control>) -> Self {
+        Self {
+            _control: Some(Arc::clone(control)),
+            ..self
         }
     }
 
@@ -96,8 +121,42 @@ impl ClientEnd {
     /// Each of [`Error`]'s.
     pub fn send(&mut self, record: &Record, most: Duration) -> Result<u64, Error> {
         match self.transport {
-            Transport::Synchronous => self.exchange(record, most).map(|(number, _)| number),
+            Transport::Synchronous => {
+                let (number, answer) = self.exchange(record, most)?;
+                self.keep(answer);
+                Ok(number)
+            }
             _ => self.way.send(record, most),
+        }
+    }
+
+    /// The same of a record that has an answer, which [`Self::receive`] takes, and that has the server write bytes of the arena, which
+    /// [`Self::take_data`] takes behind it: they come with the answer.
+    ///
+    /// # Errors
+    /// Each of [`Error`]'s.
+    pub fn send_and_want(
+        &mut self,
+        record: &Record,
+        (offset, length): (u64, u64),
+        most: Duration,
+    ) -> Result<u64, Error> {
+        if self.transport != Transport::Synchronous {
+            let number = self.way.send(record, most)?;
+            self.want_data(offset, length);
+            return Ok(number);
+        }
+        let number = self.way.put(record, most)?;
+        self.want_data(offset, length);
+        let answer = self.answer_to(number, most)?;
+        self.keep(answer);
+        Ok(number)
+    }
+
+    /// An answer that was waited for at once is there for who asks for it; zeroes are none.
+    fn keep(&mut self, answer: Record) {
+        if answer.with_sequence(0) != Record::default() {
+            self.kept.push_back(answer);
         }
     }
 
@@ -119,6 +178,10 @@ impl ClientEnd {
 
     fn exchange(&mut self, record: &Record, most: Duration) -> Result<(u64, Record), Error> {
         let expected = self.way.put(record, most)?;
+        Ok((expected, self.answer_to(expected, most)?))
+    }
+
+    fn answer_to(&mut self, expected: u64, most: Duration) -> Result<Record, Error> {
         loop {
             // What was put goes before an answer is waited for.
             let answer = self.way.receive(Some(most)).inspect_err(|error| {
@@ -127,7 +190,7 @@ impl ClientEnd {
                 }
             })?;
             match answer.sequence() {
-                got if got == expected => return Ok((expected, answer)),
+                got if got == expected => return Ok(answer),
                 // Each that was given up has one answer, so this ends.
                 got if got < expected && self.given_up > 0 => self.given_up -= 1,
                 got => return Err(Protocol::Answer { expected, got }.into()),
@@ -140,7 +203,40 @@ impl ClientEnd {
     /// # Errors
     /// Each of [`Error`]'s.
     pub fn receive(&mut self, most: Duration) -> Result<Record, Error> {
-        self.way.receive(Some(most))
+        match self.kept.pop_front() {
+            Some(answer) => Ok(answer),
+            None => self.way.receive(Some(most)),
+        }
+    }
+
+    /// Puts bytes of the arena before the next record, where the server has a copy of its own.
+    ///
+    /// # Errors
+    /// Each of [`Error`]'s; the bytes are not in the arena.
+    pub fn send_data(&mut self, offset: u64, length: u64, most: Duration) -> Result<(), Error> {
+        match self.way.stream() {
+            Some(end) => end.send_data(offset, length, most),
+            None => Ok(()),
+        }
+    }
+
+    /// Asks for bytes of the server's copy, as they are once all that was put is done. [`Self::take_data`] waits for them: after the answers
+    /// to what was put before this, before anything else is put.
+    pub fn want_data(&mut self, offset: u64, length: u64) {
+        if let Some(end) = self.way.stream() {
+            end.want(offset, length);
+        }
+    }
+
+    /// Waits for bytes that were asked for: then they are in the arena. Nothing is to be done where there is one memory.
+    ///
+    /// # Errors
+    /// Each of [`Error`]'s.
+    pub fn take_data(&mut self, offset: u64, length: u64, most: Duration) -> Result<(), Error> {
+        match self.way.stream() {
+            Some(end) => end.take_data(offset, length, most),
+            None => Ok(()),
+        }
     }
 
     /// How its records travel.
@@ -182,6 +278,17 @@ impl ServerEnd {
             (None, _) => return Ok(()),
         };
         self.way.put(&answer.with_sequence(request.sequence()), most).map(drop)
+    }
+
+    /// Puts bytes of the arena before the next answer, where the client has a copy of its own.
+    ///
+    /// # Errors
+    /// Each of [`Error`]'s; the bytes are not in the arena.
+    pub fn send_data(&mut self, offset: u64, length: u64, most: Duration) -> Result<(), Error> {
+        match self.way.stream() {
+            Some(end) => end.send_data(offset, length, most),
+            None => Ok(()),
+        }
     }
 
     /// Lets all answers go now.

@@ -49,6 +49,12 @@ pub enum Protocol {
         /// What came.
         got: u64,
     },
+    /// By words about the arena on a stream that mean nothing, or that this side does not hear.
+    #[error("{what} with these words says nothing of the arena; 1 and 2 do, of bytes that are there")]
+    Frame {
+        /// The first of them.
+        what: u64,
+    },
     /// By an answer to another request.
     #[error("request {expected} was answered by a record with the number {got}")]
     Answer {

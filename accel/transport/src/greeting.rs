@@ -53,6 +53,9 @@ pub(crate) enum Welcome {
         memory: Memory,
         /// How long who waits for a record of a ring looks before it sleeps, at most, in microseconds.
         busy_poll_us: u32,
+        /// Of streams: bytes of the arena, of which each side has a copy.
+        #[serde(default)]
+        arena: u64,
     },
     Refused(String),
 }
@@ -66,6 +69,8 @@ pub struct Agreement {
     pub pairs: u32,
     /// How long who waits for a record of a ring looks before it sleeps, at most.
     pub busy_poll: Duration,
+    /// Of streams: bytes of the arena, of which each side has a copy.
+    pub arena: u64,
 }
 
 impl Agreement {
@@ -109,6 +114,7 @@ fn choose(hello: &Hello, settings: &Settings) -> Result<Agreement, String> {
             transport,
             pairs,
             busy_poll: settings.busy_poll.unwrap_or(transport.busy_poll()),
+            arena: if transport.has_rings() { 0 } else { settings.arena },
         }),
     }
 }

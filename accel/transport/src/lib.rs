@@ -3,7 +3,7 @@
 //! ```text
 //!   client thread ── ClientEnd ─┬─ RingEnd ── rings in a window ── RingEnd ─┬─ ServerEnd ── server thread
 //!                               │    └ Signal: futex or socket, by which a sleeping side is woken
-//!                               └─ StreamEnd ── AF_UNIX stream ── StreamEnd ┘
+//!                               └─ StreamEnd ── Channel: unix, vsock, TCP, TLS ── StreamEnd ┘
 //! ```
 //!
 //! [`connect`] and [`accept`] agree on a [`Transport`] over a packet socket, which stays open: that it is hung up is how each side learns
@@ -11,22 +11,26 @@
 //! is gone, the time is over, or it broke the protocol. This crate knows no call and no API; a record is 64 bytes with a number.
 
 mod busy_poll;
+mod channel;
 mod connection;
 mod end;
 mod error;
 mod greeting;
 mod peer;
 mod placement;
+mod remote;
 mod resumption;
 mod ring_end;
 mod signal;
 mod stream_end;
+pub mod tls;
 mod transport;
 
 pub use connection::{ClientConnection, Offer, ServerConnection, Settings, accept, connect};
 pub use end::{ClientEnd, Counters, ServerEnd};
 pub use error::{Error, Protocol};
 pub use greeting::Agreement;
+pub use remote::{Address, AddressError, Meeting, connect_remote};
 pub use ring_end::Position;
 pub use signal::{FutexSignal, Signal, SocketSignal};
 pub use transport::{Transport, TransportError};

@@ -94,7 +94,7 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    pub(crate) fn new(socket: PacketSocket, bells: Vec<Bell>) -> io::Result<Self> {
+    pub(crate) fn new(socket: OwnedFd, bells: Vec<Bell>) -> io::Result<Self> {
         let gone = Arc::new(AtomicBool::new(false));
         let told = Arc::clone(&gone);
         let body = move |(), stop: &StopSignal| {
@@ -137,7 +137,7 @@ fn close(socket: &OwnedFd) -> Result<(), Error> {
 }
 
 /// Until the socket or the signal has something.
-fn wait(socket: &PacketSocket, stop: &StopSignal) {
+fn wait(socket: &OwnedFd, stop: &StopSignal) {
     loop {
         let mut both = [
             PollFd::new(socket, PollFlags::IN),

@@ -1,52 +1,82 @@
-//! One side of a stream of records. Knows nothing of calls.
+//! One side of a stream: records, and bytes of the arena, of which each side has a copy of its own. Knows nothing of calls.
+//!
+//! What travels is 64 bytes at a time: records, and, with the highest bit of the second word set, what is said of the arena:
+//!
+//! | first word | third, fourth word | |
+//! |---|---|---|
+//! | 1 | offset, length | so many bytes of the arena come behind it |
+//! | 2 | offset, length | a client wants these bytes, as they are once all before it is done |
+//!
+//! A client lets bytes go before the record that they are for, and asks for what the server has written. Both sides look at offset and
+//! length before they touch memory, so no stream makes a side have more than its copy of the arena and two buffers.
 
-use std::os::fd::OwnedFd;
+use std::io;
 use std::time::{Duration, Instant};
 
-use rustix::io::Errno;
-use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{RecvFlags, SendFlags};
-use wire::ring::{RECORD_LEN, Record, Sequence};
+use accel_window::Window;
+use wire::ring::{RECORD_LEN, Record, SEQUENCE_LIMIT, Sequence};
 
+use crate::channel::{CALL, Channel};
 use crate::end::Counters;
 use crate::ring_end::BATCH;
 use crate::{Error, Protocol};
 
-/// How long one system call waits: between two of them the deadline is looked at.
-const CALL: Duration = Duration::from_millis(40);
+/// Bytes of the arena follow.
+const DATA: u64 = 1;
+/// Bytes of the arena are wanted.
+const WANTED: u64 = 2;
+
+/// How much of the arena is copied at a time, and about as much as is taken of the socket at a time.
+const CHUNK: usize = 128 << 10;
+
+/// How long a client may leave bytes in the socket that it has asked for.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A part of the arena.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Part {
+    offset: u64,
+    length: u64,
+}
 
 /// One side.
 #[derive(Debug)]
 pub(crate) struct StreamEnd {
-    socket: OwnedFd,
+    channel: Channel,
     /// Whose the numbers of what goes out are; those of what comes in are the other's.
     sequence: Sequence,
+    /// This side's copy.
+    arena: Window,
     outgoing: Vec<u8>,
-    incoming: Box<[u8; 64 * RECORD_LEN]>,
+    incoming: Box<[u8]>,
     /// What of `incoming` is there, and was taken.
     filled: usize,
     taken: usize,
+    /// Bytes of the arena that are still to come: all of them, and how many have.
+    coming: Option<(Part, u64)>,
+    /// The last ones that have come.
+    came: Option<Part>,
     sent: u64,
     received: u64,
     pub(crate) counters: Counters,
 }
 
 impl StreamEnd {
-    pub(crate) fn new(socket: OwnedFd, sequence: Sequence) -> Result<Self, Error> {
-        for timeout in [Timeout::Recv, Timeout::Send] {
-            set_socket_timeout(&socket, timeout, Some(CALL)).map_err(Error::io("set a socket's timeout"))?;
-        }
-        Ok(Self {
-            socket,
+    pub(crate) fn new(channel: Channel, sequence: Sequence, arena: Window) -> Self {
+        Self {
+            channel,
             sequence,
+            arena,
             outgoing: Vec::new(),
-            incoming: Box::new([0; 64 * RECORD_LEN]),
+            incoming: vec![0; CHUNK].into(),
             filled: 0,
             taken: 0,
+            coming: None,
+            came: None,
             sent: 0,
             received: 0,
             counters: Counters::default(),
-        })
+        }
     }
 
     /// Puts a record, and tells its number.
@@ -65,51 +95,130 @@ impl StreamEnd {
         Ok(number)
     }
 
-    /// Lets all that was put go.
-    pub(crate) fn flush(&mut self, most: Option<Duration>) -> Result<(), Error> {
-        let mut begun = None;
-        while !self.outgoing.is_empty() {
-            match rustix::net::send(&self.socket, &self.outgoing, SendFlags::NOSIGNAL) {
-                Ok(sent) => drop(self.outgoing.drain(..sent)),
-                Err(Errno::INTR) => (),
-                Err(Errno::AGAIN) => check(&mut begun, most, "space in a socket")?,
-                Err(error) => return Err(ended(error)),
+    /// Puts bytes of the arena, so that the other side's copy has them when it takes the next record.
+    pub(crate) fn send_data(&mut self, offset: u64, length: u64, most: Duration) -> Result<(), Error> {
+        if length == 0 {
+            return Ok(());
+        }
+        let part = self.arena.slice(offset, length)?;
+        self.say(DATA, Part { offset, length });
+        let mut at = 0;
+        while at < length {
+            let step = (length - at).min(CHUNK as u64);
+            let begin = self.outgoing.len();
+            // No more than a chunk.
+            self.outgoing.resize(begin + usize::try_from(step).unwrap_or(CHUNK), 0);
+            part.read(at, self.outgoing.get_mut(begin..).unwrap_or_default())?;
+            at += step;
+            if self.outgoing.len() >= CHUNK {
+                self.flush(Some(most))?;
             }
-            self.counters.bells += 1;
         }
         Ok(())
     }
 
+    /// Asks for bytes of the arena, which [`Self::take_data`] waits for.
+    pub(crate) fn want(&mut self, offset: u64, length: u64) {
+        if length > 0 {
+            self.came = None;
+            self.say(WANTED, Part { offset, length });
+        }
+    }
+
+    /// Waits for bytes that were asked for.
+    pub(crate) fn take_data(&mut self, offset: u64, length: u64, most: Duration) -> Result<(), Error> {
+        self.flush(Some(most))?;
+        let mut begun = None;
+        while length > 0 && self.came != Some(Part { offset, length }) {
+            match self.record()? {
+                Some(record) => {
+                    return Err(Protocol::Answer {
+                        expected: self.sent,
+                        got: record.sequence(),
+                    }
+                    .into());
+                }
+                None if self.came == Some(Part { offset, length }) => (),
+                None => self.fill(&mut begun, Some(most), "bytes of a buffer")?,
+            }
+        }
+        Ok(())
+    }
+
+    fn say(&mut self, what: u64, part: Part) {
+        let words = [what, SEQUENCE_LIMIT, part.offset, part.length, 0, 0, 0, 0];
+        self.outgoing.extend_from_slice(&Record::from_words(words).to_bytes());
+    }
+
+    /// Lets all that was put go.
+    pub(crate) fn flush(&mut self, most: Option<Duration>) -> Result<(), Error> {
+        let (mut gone, mut begun) = (0, None);
+        let outcome = loop {
+            let rest = self.outgoing.get(gone..).unwrap_or_default();
+            let done = match rest.is_empty() {
+                true => self.channel.flush().map(|()| None),
+                false => self.channel.send(rest).map(Some),
+            };
+            match done {
+                Ok(None) => break Ok(()),
+                Ok(Some(sent)) => {
+                    gone += sent;
+                    // The time is for a side that takes nothing.
+                    begun = None;
+                    self.counters.bells += 1;
+                }
+                Err(error) => {
+                    if let Err(error) = again(error).and_then(|()| check(&mut begun, most, "space in a socket")) {
+                        break Err(error);
+                    }
+                }
+            }
+        };
+        self.outgoing.drain(..gone);
+        outcome
+    }
+
     /// The next record; what was put goes before it is waited for.
     pub(crate) fn receive(&mut self, most: Option<Duration>) -> Result<Record, Error> {
+        // What is asked for goes with what was put.
+        self.arena_frames()?;
         self.flush(most)?;
         let mut begun = None;
         loop {
-            if let Some(record) = self.buffered()? {
+            if let Some(record) = self.record()? {
                 return Ok(record);
             }
-            let free = self.incoming.get_mut(self.filled..).unwrap_or_default();
-            match rustix::net::recv(&self.socket, free, RecvFlags::empty()) {
-                Ok((0, _)) => return Err(Error::PeerGone),
-                Ok((got, _)) => self.filled += got,
-                Err(Errno::INTR) => (),
-                Err(Errno::AGAIN) => check(&mut begun, most, "a record")?,
-                Err(error) => return Err(ended(error)),
+            // Answers to what came before a record that is not whole yet.
+            self.flush(most)?;
+            self.fill(&mut begun, most, "a record")?;
+        }
+    }
+
+    /// Takes what has come of the socket; without anything, a moment has passed.
+    fn fill(&mut self, begun: &mut Option<Instant>, most: Option<Duration>, what: &'static str) -> Result<(), Error> {
+        // What is there of 64 bytes goes to the front, so that there is room for the rest.
+        self.incoming.copy_within(self.taken..self.filled, 0);
+        (self.filled, self.taken) = (self.filled - self.taken, 0);
+        let free = self.incoming.get_mut(self.filled..).unwrap_or_default();
+        let got = self.channel.receive(free);
+        self.counters.sleeps += 1;
+        match got {
+            Ok(0) => Err(Error::PeerGone),
+            Ok(got) => {
+                self.filled += got;
+                *begun = None;
+                Ok(())
             }
-            self.counters.sleeps += 1;
+            Err(error) => again(error).and_then(|()| check(begun, most, what)),
         }
     }
 
     /// The next record of those that have come whole.
-    fn buffered(&mut self) -> Result<Option<Record>, Error> {
-        let bytes = self.incoming.get(self.taken..self.filled).unwrap_or_default();
-        let Some(bytes) = bytes.first_chunk::<RECORD_LEN>() else {
-            // What is there of a record goes to the front, so that there is room for the rest.
-            self.incoming.copy_within(self.taken..self.filled, 0);
-            (self.filled, self.taken) = (self.filled - self.taken, 0);
+    fn record(&mut self) -> Result<Option<Record>, Error> {
+        self.arena_frames()?;
+        let Some(record) = self.next().filter(|_| self.coming.is_none()) else {
             return Ok(None);
         };
-        let record = Record::from_bytes(bytes);
         let (expected, got) = (self.received, record.sequence());
         // The other side stamps where this one does not.
         if self.sequence == Sequence::Callers && expected != got {
@@ -119,6 +228,52 @@ impl StreamEnd {
         self.received += 1;
         self.counters.received += 1;
         Ok(Some(record))
+    }
+
+    /// The next 64 bytes, if they are there; they are not taken.
+    fn next(&self) -> Option<Record> {
+        let bytes = self.incoming.get(self.taken..self.filled).unwrap_or_default();
+        bytes.first_chunk().map(Record::from_bytes)
+    }
+
+    /// Does what comes before the next record: bytes go into the arena, and those that are wanted are put.
+    fn arena_frames(&mut self) -> Result<(), Error> {
+        loop {
+            if let Some((part, at)) = self.coming {
+                let there = self.incoming.get(self.taken..self.filled).unwrap_or_default();
+                let step = usize::try_from(part.length - at).unwrap_or(usize::MAX).min(there.len());
+                let bytes = there.get(..step).unwrap_or_default();
+                self.arena.slice(part.offset, part.length)?.write(at, bytes)?;
+                self.taken += step;
+                let at = at + step as u64;
+                if at < part.length {
+                    self.coming = Some((part, at));
+                    return Ok(());
+                }
+                (self.coming, self.came) = (None, Some(part));
+            }
+            let Some(frame) = self.next().filter(|frame| frame.sequence() >= SEQUENCE_LIMIT) else {
+                return Ok(());
+            };
+            self.taken += RECORD_LEN;
+            self.arena_frame(&frame)?;
+        }
+    }
+
+    fn arena_frame(&mut self, frame: &Record) -> Result<(), Error> {
+        let [what, mark, offset, length, rest @ ..] = *frame.words();
+        if mark != SEQUENCE_LIMIT || length == 0 || rest != [0; 4] {
+            return Err(Protocol::Frame { what }.into());
+        }
+        self.arena.slice(offset, length)?;
+        match (what, self.sequence) {
+            (DATA, _) => {
+                self.coming = Some((Part { offset, length }, 0));
+                Ok(())
+            }
+            (WANTED, Sequence::Callers) => self.send_data(offset, length, PATIENCE),
+            _ => Err(Protocol::Frame { what }.into()),
+        }
     }
 }
 
@@ -133,25 +288,43 @@ fn check(begun: &mut Option<Instant>, most: Option<Duration>, what: &'static str
     }
 }
 
-/// An error of a socket that was connected.
-fn ended(error: Errno) -> Error {
-    match error {
-        Errno::PIPE | Errno::CONNRESET => Error::PeerGone,
-        other => Error::io("use a stream socket")(other),
+/// An error of a socket that was connected, unless it says to try again.
+fn again(error: io::Error) -> Result<(), Error> {
+    use io::ErrorKind::{
+        BrokenPipe, ConnectionAborted, ConnectionReset, Interrupted, TimedOut, UnexpectedEof, WouldBlock,
+    };
+    match error.kind() {
+        Interrupted | WouldBlock => Ok(()),
+        // What keeps a TCP connection alive has had no answer (tcp(7), TCP_USER_TIMEOUT).
+        BrokenPipe | ConnectionReset | ConnectionAborted | UnexpectedEof | TimedOut => Err(Error::PeerGone),
+        _ => Err(Error::io("use a stream socket")(error)),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
+    use std::io::{Read, Write};
     use std::os::unix::net::UnixStream;
 
     use super::*;
 
+    /// An arena of two pages.
+    fn arena() -> Window {
+        Window::create(accel_window::Geometry::new(1, 2, 8192).unwrap())
+            .unwrap()
+            .1
+    }
+
     /// A server's end, and the socket of a client that writes what it likes.
     fn ends() -> (StreamEnd, UnixStream) {
         let (near, far) = UnixStream::pair().unwrap();
-        (StreamEnd::new(near.into(), Sequence::Callers).unwrap(), far)
+        let channel = Channel::new(near.into()).unwrap();
+        (StreamEnd::new(channel, Sequence::Callers, arena()), far)
+    }
+
+    fn frame(words: [u64; 4]) -> [u8; RECORD_LEN] {
+        let [what, mark, offset, length] = words;
+        Record::from_words([what, mark, offset, length, 0, 0, 0, 0]).to_bytes()
     }
 
     #[test]
@@ -196,5 +369,88 @@ mod tests {
         let error = end.receive(Some(CALL)).unwrap_err();
         assert!(matches!(error, Error::Deadline { what: "a record", .. }), "{error}");
         assert!(begun.elapsed() >= CALL && begun.elapsed() < Duration::from_secs(20));
+    }
+
+    #[test]
+    fn bytes_of_the_arena_come_before_their_record_in_whatever_pieces() {
+        let (mut end, mut client) = ends();
+        let data: Vec<u8> = (0..5000_u32).map(|at| u8::try_from(at % 251).unwrap()).collect();
+        let mut bytes = frame([DATA, SEQUENCE_LIMIT, 17, 5000]).to_vec();
+        bytes.extend_from_slice(&data);
+        bytes.extend_from_slice(&Record::default().to_bytes());
+        // Asked for before and behind: what is answered is what was there by then.
+        bytes.extend_from_slice(&frame([WANTED, SEQUENCE_LIMIT, 18, 4998]));
+        bytes.extend_from_slice(&Record::default().with_sequence(1).to_bytes());
+        let writing = std::thread::spawn(move || {
+            bytes.chunks(61).for_each(|piece| client.write_all(piece).unwrap());
+            client
+        });
+        assert_eq!(end.receive(None).unwrap().sequence(), 0);
+        let mut there = vec![0; 5000];
+        end.arena.slice(17, 5000).unwrap().read(0, &mut there).unwrap();
+        assert_eq!(there, data);
+        assert_eq!(end.receive(None).unwrap().sequence(), 1);
+        end.flush(None).unwrap();
+        let mut client = writing.join().unwrap();
+        let mut answer = vec![0; RECORD_LEN + 4998];
+        client.read_exact(&mut answer).unwrap();
+        assert_eq!(answer[..RECORD_LEN], frame([DATA, SEQUENCE_LIMIT, 18, 4998]));
+        assert_eq!(answer[RECORD_LEN..], data[1..4999]);
+    }
+
+    #[test]
+    fn a_client_has_back_what_it_has_sent_and_its_answer_may_be_in_between() {
+        let (near, far) = UnixStream::pair().unwrap();
+        let [server, client] = [near, far].map(|socket| Channel::new(socket.into()).unwrap());
+        let mut server = StreamEnd::new(server, Sequence::Callers, arena());
+        let mut client = StreamEnd::new(client, Sequence::Stamped, arena());
+        let serving = std::thread::spawn(move || {
+            loop {
+                let Ok(record) = server.receive(None) else { return };
+                // What it makes of the bytes.
+                server.arena.slice(4000, 4).unwrap().write(0, b"done").unwrap();
+                server.send(&record, PATIENCE).unwrap();
+            }
+        });
+        for _ in 0..3 {
+            client.arena.slice(4000, 8).unwrap().write(0, b"tasktask").unwrap();
+            client.send_data(4000, 8, PATIENCE).unwrap();
+            let number = client.send(&Record::default(), PATIENCE).unwrap();
+            client.want(4000, 8);
+            assert_eq!(client.receive(Some(PATIENCE)).unwrap().sequence(), number);
+            client.take_data(4000, 8, PATIENCE).unwrap();
+            let mut bytes = [0; 8];
+            client.arena.slice(4000, 8).unwrap().read(0, &mut bytes).unwrap();
+            assert_eq!(&bytes, b"donetask");
+        }
+        drop(client);
+        serving.join().unwrap();
+    }
+
+    #[test]
+    fn what_is_outside_of_the_arena_or_unsound_ends_the_stream() {
+        for words in [
+            [DATA, SEQUENCE_LIMIT, 8000, 193],
+            [DATA, SEQUENCE_LIMIT, u64::MAX, 2],
+            [DATA, SEQUENCE_LIMIT, 0, u64::MAX],
+            [WANTED, SEQUENCE_LIMIT, 1, 8192],
+            [DATA, SEQUENCE_LIMIT, 0, 0],
+            [DATA, SEQUENCE_LIMIT | 1, 0, 1],
+            [3, SEQUENCE_LIMIT, 0, 1],
+        ] {
+            let (mut end, mut client) = ends();
+            client.write_all(&frame(words)).unwrap();
+            let error = end.receive(Some(PATIENCE)).unwrap_err();
+            assert!(matches!(error, Error::Protocol(_)), "{words:x?}: {error}");
+        }
+        // A server asks for nothing.
+        let (near, mut far) = UnixStream::pair().unwrap();
+        let mut client = StreamEnd::new(Channel::new(near.into()).unwrap(), Sequence::Stamped, arena());
+        far.write_all(&frame([WANTED, SEQUENCE_LIMIT, 0, 1])).unwrap();
+        let error = client.receive(Some(PATIENCE)).unwrap_err();
+        assert!(
+            matches!(error, Error::Protocol(Protocol::Frame { what: WANTED })),
+            "{error}"
+        );
     }
 }

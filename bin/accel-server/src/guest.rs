@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use accel_server::{Guest, Output, Slot, Slots};
 use accel_window::image::{self, Layout};
-use agent_api::accelerator::OPENCL_DRIVER;
+use agent_api::accelerator::{OPENCL_DRIVER, OPENCL_DRIVER_MUSL};
 use agent_api::accelerator_state::{self, Asked};
 use anyhow::{Context as _, Result, bail};
 use rustix::process::{Pid, Signal, WaitOptions, waitpid};
@@ -28,7 +28,7 @@ use crate::confine::{self, Confined};
 use crate::options::{ARBITER, GuestFds, Options};
 
 /// What the library's length is made a multiple of: with another version of it the slots are where they were.
-const DRIVER_UNIT: u64 = 4 << 20;
+const DRIVER_UNIT: usize = 4 << 20;
 
 /// After a process that has ended sooner than this the next one waits as long.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -40,6 +40,7 @@ pub(crate) struct Inherited {
     vsock: Option<OwnedFd>,
     window: File,
     driver: File,
+    musl_driver: File,
     ready: File,
     /// Where it is asked for its state.
     save: Option<UnixListener>,
@@ -60,6 +61,7 @@ impl Inherited {
             vsock: Some(take("--vsock-fd", fds.vsock)?),
             window: take("--window-fd", fds.window)?.into(),
             driver: take("--driver-fd", fds.driver)?.into(),
+            musl_driver: take("--musl-driver-fd", fds.musl_driver)?.into(),
             ready: take("--ready-fd", fds.ready)?.into(),
             save: fds.save.map(|fd| take("--save-fd", fd)).transpose()?.map(Into::into),
             restore: fds
@@ -110,10 +112,11 @@ pub(crate) fn format(inherited: &mut Inherited) -> Result<Vec<Slot>> {
     // One that could be shrunk is not taken: its machine could end this process by that.
     drop(accel_window::map(window).context("--window-fd")?);
     let size = window.metadata().context("--window-fd")?.len();
+    let drivers = (&mut inherited.driver, &mut inherited.musl_driver);
     let slots = match &inherited.restore {
-        // Its guest has it mounted, and its programs have the library of then.
+        // Its guest has it mounted, and its programs have the libraries of then.
         Some(state) => accel_server::fill_window(state, window).context("--restore-fd")?,
-        None => make_file_system(window, &mut inherited.driver, size)?,
+        None => make_file_system(window, drivers, size)?,
     };
     inherited.ready.write_all(b"ready\n").context("--ready-fd")?;
     // Whoever has started this process knows it from then on, and ends it. One that has died before never will.
@@ -125,20 +128,31 @@ pub(crate) fn format(inherited: &mut Inherited) -> Result<Vec<Slot>> {
     Ok(slots)
 }
 
-/// The window's file system, with the library. Where its slots are.
-fn make_file_system(window: &File, driver: &mut File, size: u64) -> Result<Vec<Slot>> {
-    let mut library = Vec::new();
-    driver.read_to_end(&mut library).context("--driver-fd cannot be read")?;
-    let length = (library.len() as u64).next_multiple_of(DRIVER_UNIT);
-    let layout = Layout::new(size, &[(OPENCL_DRIVER, 0o644, length)])?;
-    library.resize(usize::try_from(length)?, 0);
-    image::write(window, &layout, &[&library])?;
+/// The window's file system, with the libraries. Where its slots are.
+fn make_file_system(window: &File, (glibc, musl): (&mut File, &mut File), size: u64) -> Result<Vec<Slot>> {
+    let drivers = [padded("--driver-fd", glibc)?, padded("--musl-driver-fd", musl)?];
+    let [glibc, musl] = &drivers;
+    let files = [
+        (OPENCL_DRIVER, 0o644, glibc.len() as u64),
+        (OPENCL_DRIVER_MUSL, 0o644, musl.len() as u64),
+    ];
+    let layout = Layout::new(size, &files)?;
+    image::write(window, &layout, &[glibc, musl])?;
     let slot = |entry: &image::Entry| Slot {
         name: entry.name.clone(),
         offset: entry.offset,
         length: entry.length,
     };
     Ok(layout.slots().iter().map(slot).collect())
+}
+
+/// A library's bytes, and zeroes behind them.
+fn padded(option: &str, file: &mut File) -> Result<Vec<u8>> {
+    let mut library = Vec::new();
+    file.read_to_end(&mut library)
+        .with_context(|| format!("{option} cannot be read"))?;
+    library.resize(library.len().next_multiple_of(DRIVER_UNIT), 0);
+    Ok(library)
 }
 
 /// Has processes serve, for ever; each tells how many there were before it. Everything that was decided for this one counts for them.

@@ -6,16 +6,18 @@ mod confine;
 mod guest;
 mod options;
 
+use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use accel_server::{Backend, Server};
-use anyhow::Result;
+use accel_transport::tls;
+use anyhow::{Context as _, Result};
 use base::ByteSize;
 
 use crate::guest::Inherited;
-use crate::options::{Command, Options, Place};
+use crate::options::{Certificates, Command, Options, Place};
 
 fn serve(options: &Options) -> Result<()> {
     match &options.place {
@@ -37,6 +39,20 @@ fn serve(options: &Options) -> Result<()> {
             log::info!("{} is served on {}", backend.name(), socket.display());
             let control = control.as_ref().map(|control| (control, 0));
             Ok(server(options, backend, control)?.serve(listener)?)
+        }
+        Place::Remote(address, certificates) => {
+            observe::logger::init("basalt-accel-server: ", options.log_level)?;
+            let control = control(options)?;
+            let tls = match certificates {
+                Some(Certificates { own, clients }) => Some(tls::server(own, clients.as_deref())?),
+                None => None,
+            };
+            let listener = TcpListener::bind(address).with_context(|| format!("cannot listen on {address}"))?;
+            let control = control.as_ref().map(|control| (control, 0));
+            let server = server(options, backend(options)?, control)?;
+            // Whoever has asked for port 0 learns which one it is.
+            eprintln!("basalt-accel-server: listening on {}", listener.local_addr()?);
+            Ok(server.serve_remote(&listener, tls)?)
         }
         Place::Guest(fds) => {
             // First of all: it relies on nothing else being open.

@@ -1,10 +1,12 @@
 //! The server's flags. Knows nothing of what they do.
 
+use std::net::SocketAddr;
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use accel_server::TenantLimits;
+use accel_transport::tls::Identity;
 use accel_transport::{Settings, Transport};
 use anyhow::{Context as _, Result, bail};
 use base::ByteSize;
@@ -18,13 +20,20 @@ basalt-accel-server: carries out forwarded calls of an accelerator's API (see do
 Usage: basalt-accel-server --socket PATH --backend opencl|null [--library PATH] [--arena SIZE] [--threads NUMBER]
                            [--transports LIST] [--busy-poll MICROS] [--memory SIZE] [--arbiter PATH]
                            [--inflight NUMBER] [--control PATH] [--log-level LEVEL] [--jail [what it is like]]
-       basalt-accel-server --vsock-fd FD --window-fd FD --driver-fd FD --ready-fd FD [--save-fd FD] [--restore-fd FD]
-                           --backend ... (the node's daemon does that)
+       basalt-accel-server --listen ADDRESS:PORT --tls-cert FILE --tls-key FILE [--tls-client-ca FILE] --backend ...
+       basalt-accel-server --vsock-fd FD --window-fd FD --driver-fd FD --musl-driver-fd FD --ready-fd FD [--save-fd FD]
+                           [--restore-fd FD] --backend ... (the node's daemon does that)
 
   --socket PATH      where clients connect, for this user alone; a socket that nobody listens on is replaced
+  --listen ADDRESS   where clients of other machines connect, such as 0.0.0.0:7070; the port is told on standard error
+  --tls-cert FILE    with it: the certificate that it shows them, with those that vouch for it, as PEM
+  --tls-key FILE     with it: the key of that, as PEM
+  --tls-client-ca FILE  with it: serve only clients whose certificates one of these has signed; else whoever connects
+  --without-tls      with it: nothing is encrypted, and whoever reaches the port is served; needed but for loopback
   --vsock-fd FD      the clients are in a virtual machine: the unix socket by which its VMM connects to its vsock
   --window-fd FD     with it: a memfd, sealed against shrinking, that is the machine's virtio-pmem device; it is formatted
   --driver-fd FD     with it: the client's library, which the window's file system is to have
+  --musl-driver-fd FD  with it: the same library for images with musl
   --ready-fd FD      with it: a socket; \"ready\" and a line feed is said there when the window can be given to the machine, and
                      \"known\" and one is waited for
   --save-fd FD       with it: a unix socket that listens; whoever connects there can have all of its state written
@@ -52,6 +61,7 @@ Examples:
   basalt-accel-server --socket /run/accel.sock --backend opencl
   OCL_ICD_VENDORS=/etc/OpenCL/vendors/pocl.icd basalt-accel-server --socket accel.sock --backend opencl --arena 1g
   basalt-accel-server --socket accel.sock --backend null --transports spin
+  basalt-accel-server --listen 0.0.0.0:7070 --tls-cert server.pem --tls-key server.key --tls-client-ca ca.pem --backend opencl
   unshare --user --map-root-user --pid --fork --mount --net --ipc --uts \
     basalt-accel-server --socket /run/accel.sock --backend opencl --jail
 
@@ -72,6 +82,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub(crate) enum Place {
     /// Processes of this host, which connect to this socket.
     Host(PathBuf),
+    /// Processes of other machines, which connect to this address; with TLS, or without.
+    Remote(SocketAddr, Option<Certificates>),
     /// In a virtual machine.
     Guest(GuestFds),
 }
@@ -79,6 +91,23 @@ pub(crate) enum Place {
 /// Where the directory of an inherited arbiter's socket is in a jail, and what the socket is called there.
 pub(crate) const ARBITER: &str = "/run/arbiter";
 const ARBITER_SOCKET: &str = "socket";
+/// Files for TLS.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Certificates {
+    pub(crate) own: Identity,
+    /// Who signs clients'.
+    pub(crate) clients: Option<PathBuf>,
+}
+
+/// What is said of clients of other machines.
+#[derive(Debug, Default)]
+struct Remote {
+    listen: Option<SocketAddr>,
+    certificate: Option<PathBuf>,
+    key: Option<PathBuf>,
+    clients: Option<PathBuf>,
+    without_tls: bool,
+}
 
 /// Descriptors that were inherited, by their numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,6 +115,7 @@ pub(crate) struct GuestFds {
     pub(crate) vsock: RawFd,
     pub(crate) window: RawFd,
     pub(crate) driver: RawFd,
+    pub(crate) musl_driver: RawFd,
     pub(crate) ready: RawFd,
     pub(crate) save: Option<RawFd>,
     pub(crate) restore: Option<RawFd>,
@@ -144,8 +174,9 @@ pub(crate) fn parse() -> Result<Command> {
 fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
     use lexopt::prelude::*;
     let (mut socket, mut backend, mut library) = (None, None, None);
-    let mut guest = [None; 6];
+    let mut guest = [None; 7];
     let (mut save, mut restore) = (None, None);
+    let mut remote = Remote::default();
     let mut arena = ByteSize(256 << 20);
     let mut threads = 32;
     let mut transports = None;
@@ -156,14 +187,20 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
     while let Some(argument) = parser.next()? {
         match argument {
             Long("socket") => socket = Some(PathBuf::from(parser.value()?)),
+            Long("listen") => remote.listen = Some(address(&parser.value()?.string()?)?),
+            Long("tls-cert") => remote.certificate = Some(parser.value()?.into()),
+            Long("tls-key") => remote.key = Some(parser.value()?.into()),
+            Long("tls-client-ca") => remote.clients = Some(parser.value()?.into()),
+            Long("without-tls") => remote.without_tls = true,
             Long("vsock-fd") => guest[0] = Some(parser.value()?.parse()?),
             Long("window-fd") => guest[1] = Some(parser.value()?.parse()?),
             Long("driver-fd") => guest[2] = Some(parser.value()?.parse()?),
-            Long("ready-fd") => guest[3] = Some(parser.value()?.parse()?),
+            Long("musl-driver-fd") => guest[3] = Some(parser.value()?.parse()?),
+            Long("ready-fd") => guest[4] = Some(parser.value()?.parse()?),
             Long("save-fd") => save = Some(parser.value()?.parse()?),
             Long("restore-fd") => restore = Some(parser.value()?.parse()?),
-            Long("arbiter-fd") => guest[4] = Some(parser.value()?.parse()?),
-            Long("control-fd") => guest[5] = Some(parser.value()?.parse()?),
+            Long("arbiter-fd") => guest[5] = Some(parser.value()?.parse()?),
+            Long("control-fd") => guest[6] = Some(parser.value()?.parse()?),
             Long("backend") => backend = Some(parser.value()?.string()?),
             Long("library") => library = Some(PathBuf::from(parser.value()?)),
             Long("arena") => arena = parser.value()?.parse()?,
@@ -207,12 +244,15 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
     }
     check(&limits)?;
     let mut jail = jail.finish()?;
+    if jail.is_some() && remote.listen.is_some() {
+        bail!("--jail has no network: with it clients come by --socket; leave --jail or --listen out");
+    }
     if let (Some(jail), Some(arbiter)) = (&mut jail, &limits.arbiter) {
         jail.read_only.push(directory(arbiter)?);
     }
     // Whoever asks wants to know.
     limits.measures_time = control.is_some();
-    let place = place(socket, guest, [save, restore])?;
+    let place = place(socket, remote, guest, [save, restore])?;
     if let Place::Guest(fds) = &place {
         inherit(fds, (&mut limits, control.as_deref()), jail.is_some())?;
     }
@@ -274,31 +314,78 @@ fn check(limits: &TenantLimits) -> Result<()> {
     }
 }
 
-fn place(socket: Option<PathBuf>, guest: [Option<RawFd>; 6], [save, restore]: [Option<RawFd>; 2]) -> Result<Place> {
-    match (socket, guest) {
-        (Some(_), _) if save.is_some() || restore.is_some() => {
+fn address(text: &str) -> Result<SocketAddr> {
+    text.parse()
+        .with_context(|| format!("--listen {text}: give an address and a port, such as 0.0.0.0:7070 or [::1]:7070"))
+}
+
+fn place(
+    socket: Option<PathBuf>,
+    remote: Remote,
+    guest: [Option<RawFd>; 7],
+    [save, restore]: [Option<RawFd>; 2],
+) -> Result<Place> {
+    let with_tls = remote.certificate.is_some() || remote.key.is_some() || remote.clients.is_some();
+    match (socket, remote.listen, guest) {
+        _ if remote.listen.is_none() && (with_tls || remote.without_tls) => {
+            bail!("--tls-cert, --tls-key, --tls-client-ca and --without-tls are for --listen")
+        }
+        (_, _, [None, ..]) if save.is_some() || restore.is_some() => {
             bail!("--save-fd and --restore-fd are for clients in a virtual machine: leave them out with --socket")
         }
-        (Some(socket), [None, None, None, None, None, None]) => Ok(Place::Host(socket)),
-        (None, [Some(vsock), Some(window), Some(driver), Some(ready), arbiter, control]) => {
-            Ok(Place::Guest(GuestFds {
-                vsock,
-                window,
-                driver,
-                ready,
-                save,
-                restore,
+        (Some(socket), None, [None, None, None, None, None, None, None]) => Ok(Place::Host(socket)),
+        (None, Some(listen), [None, None, None, None, None, None, None]) => {
+            Ok(Place::Remote(listen, remote.certificates(listen)?))
+        }
+        (
+            None,
+            None,
+            [
+                Some(vsock),
+                Some(window),
+                Some(driver),
+                Some(musl_driver),
+                Some(ready),
                 arbiter,
                 control,
-            }))
-        }
-        (None, [None, None, None, None, None, None]) => {
+            ],
+        ) => Ok(Place::Guest(GuestFds {
+            vsock,
+            window,
+            driver,
+            musl_driver,
+            ready,
+            save,
+            restore,
+            arbiter,
+            control,
+        })),
+        (None, None, [None, None, None, None, None, None, None]) => {
             bail!("--socket is missing: the path that clients connect to; --help shows examples")
         }
         _ => bail!(
-            "give --socket alone, or --vsock-fd, --window-fd, --driver-fd and --ready-fd together, which --arbiter-fd and --control-fd \
-             need"
+            "give --socket alone, or --listen, or --vsock-fd, --window-fd, --driver-fd, --musl-driver-fd and --ready-fd together, which \
+             --arbiter-fd and --control-fd need"
         ),
+    }
+}
+
+impl Remote {
+    /// Nothing is for who may go without, and says so where others could listen.
+    fn certificates(self, listen: SocketAddr) -> Result<Option<Certificates>> {
+        match (self.certificate, self.key, self.without_tls) {
+            (Some(certificate), Some(key), false) => Ok(Some(Certificates {
+                own: Identity { certificate, key },
+                clients: self.clients,
+            })),
+            (None, None, without) if self.clients.is_none() && (without || listen.ip().is_loopback()) => Ok(None),
+            (None, None, _) => bail!(
+                "--listen {listen}: others could read and change what travels, and be served; give --tls-cert and --tls-key, \
+                 or --without-tls in a network where that is right"
+            ),
+            (_, _, true) => bail!("--without-tls and certificates: leave one of the two out"),
+            _ => bail!("give --tls-cert and --tls-key together"),
+        }
     }
 }
 
@@ -357,6 +444,7 @@ mod tests {
             "--vsock-fd=3",
             "--window-fd=4",
             "--driver-fd=5",
+            "--musl-driver-fd=9",
             "--ready-fd=6",
         ];
         let with = |more: &[&str]| parsed(&[&guest[..], more].concat());
@@ -382,6 +470,24 @@ mod tests {
     }
 
     #[test]
+    fn who_listens_for_other_machines_has_certificates_or_says_that_it_has_none() {
+        let place = |words: &[&str]| parsed(&[&["--backend=null"], words].concat()).unwrap().place;
+        assert!(matches!(place(&["--listen=127.0.0.1:7070"]), Place::Remote(_, None)));
+        assert!(matches!(
+            place(&["--listen=0.0.0.0:7070", "--without-tls"]),
+            Place::Remote(_, None)
+        ));
+        let Place::Remote(address, Some(certificates)) =
+            place(&["--listen=[::]:7070", "--tls-cert=c", "--tls-key=k", "--tls-client-ca=a"])
+        else {
+            panic!("no certificates");
+        };
+        assert_eq!(address.port(), 7070);
+        assert_eq!(certificates.own.key, PathBuf::from("k"));
+        assert_eq!(certificates.clients, Some("a".into()));
+    }
+
+    #[test]
     fn errors_say_what_to_do() {
         for (words, part) in [
             (&["--backend", "null"][..], "--socket is missing"),
@@ -389,6 +495,35 @@ mod tests {
             (
                 &["--socket", "a", "--backend", "null", "--save-fd", "7"],
                 "leave them out with --socket",
+            ),
+            (
+                &["--socket", "a", "--listen", "[::1]:0", "--backend", "null"],
+                "or --listen",
+            ),
+            (&["--listen", "example.org", "--backend", "null"], "0.0.0.0:7070"),
+            (&["--listen", "0.0.0.0:0", "--backend", "null"], "--without-tls"),
+            (
+                &["--listen", "[::1]:0", "--backend", "null", "--tls-client-ca", "c"],
+                "--tls-cert",
+            ),
+            (
+                &["--listen", "[::1]:0", "--backend", "null", "--tls-cert", "c"],
+                "together",
+            ),
+            (&["--listen", "[::1]:0", "--backend", "null", "--jail"], "no network"),
+            (
+                &["--socket", "a", "--backend", "null", "--tls-cert", "c"],
+                "are for --listen",
+            ),
+            (
+                &[
+                    "--listen=[::1]:0",
+                    "--backend=null",
+                    "--tls-cert=c",
+                    "--tls-key=k",
+                    "--without-tls",
+                ],
+                "leave one of the two out",
             ),
             (&["--socket", "a"], "null to try without a driver"),
             (&["--socket", "a", "--backend", "cuda"], "there are opencl and null"),

@@ -370,9 +370,10 @@ fn a_guest_is_served_from_a_jail_again_and_again() {
         "--vsock-fd=3",
         "--window-fd=4",
         "--driver-fd=5",
-        "--ready-fd=6",
-        "--arbiter-fd=7",
-        "--control-fd=8",
+        "--musl-driver-fd=6",
+        "--ready-fd=7",
+        "--arbiter-fd=8",
+        "--control-fd=9",
         "--backend=null",
     ];
     let (share, share_mount, statistics) = shared(directory.path(), identity);
@@ -380,6 +381,7 @@ fn a_guest_is_served_from_a_jail_again_and_again() {
     // A socket that is still where it was cannot be taken along, and it says so.
     let more = [
         window.as_fd(),
+        driver.as_fd(),
         driver.as_fd(),
         end.as_fd(),
         share_mount.as_fd(),

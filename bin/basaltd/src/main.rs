@@ -38,6 +38,7 @@ fn open(options: Options) -> Result<Arc<Node>> {
             vmm: options.assets.join("basalt-vmm"),
             accelerator: options.assets.join("basalt-accel-server"),
             opencl: options.assets.join("libbasalt_opencl.so"),
+            opencl_musl: options.assets.join("libbasalt_opencl-musl.so"),
         },
         kvm: options.kvm,
         cpu_model: options.cpu_model,

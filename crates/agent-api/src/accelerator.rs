@@ -22,6 +22,9 @@ pub const LABEL: &str = "basalt-accel";
 /// OpenCL's driver for programs of the guest, a file of that file system.
 pub const OPENCL_DRIVER: &str = "libbasalt_opencl.so";
 
+/// The same for programs of an image whose C library is musl.
+pub const OPENCL_DRIVER_MUSL: &str = "libbasalt_opencl-musl.so";
+
 /// The kind of all frames.
 const MESSAGE: u16 = 1;
 

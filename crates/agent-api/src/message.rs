@@ -250,6 +250,9 @@ pub struct Accelerator {
     /// OpenCL's driver, as a file of it; the loader of a program finds it by a file in `/etc/OpenCL/vendors`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub opencl: Option<String>,
+    /// The same for an image whose C library is musl. If it is missing, such an image's programs find none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub opencl_musl: Option<String>,
 }
 
 /// A directory that a guest shares with its host (virtio-fs).

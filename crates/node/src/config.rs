@@ -58,6 +58,8 @@ pub struct Programs {
     pub accelerator: PathBuf,
     /// OpenCL's driver for programs of guests that have one.
     pub opencl: PathBuf,
+    /// The same for guests whose image has musl.
+    pub opencl_musl: PathBuf,
 }
 
 /// How memory is zeroed that is mapped for devices.

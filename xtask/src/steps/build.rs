@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 
+use super::driver;
 use crate::context::{Context, MUSL};
 use crate::runner::{Plan, Report, Step, Task};
 
@@ -95,28 +96,32 @@ pub(crate) fn binaries(programs: &[&'static str]) -> Step {
         .hint("the compiler's messages are above; `cargo build --release` repeats them in colour")
 }
 
-/// What accelerators need: a server that loads drivers, and a driver that programs load. Both are for the C library of Debian, as those
-/// are which they load and are loaded by.
+/// What accelerators need: a server that loads drivers, which is for the C library of Debian as those are, and the driver that programs of
+/// any image load.
 pub(crate) fn accelerator() -> Step {
     Step::new("accelerator", |context, task| {
         let mut command = cargo(context, &["build", "--profile", "library"]);
         if context.ci {
             command.arg("--locked");
         }
-        command.args(["-p", "basalt-accel-client", "-p", "basalt-accel-server-bin"]);
-        let finished = task.run_within(&mut command, LIMIT)?;
-        let (built, assets) = (context.target().join("library"), context.assets());
+        let server = task.run_within(command.args(["-p", "basalt-accel-server-bin"]), LIMIT)?;
+        let (glibc, for_glibc) = driver::for_glibc(context, task)?;
+        let (musl, for_musl) = driver::for_musl(context, task)?;
+        let built = context.target().join("library").join(ACCELERATOR);
+        driver::loads(context, task, &built, [("cc", &glibc), ("musl-gcc", &musl)])?;
+        let assets = context.assets();
         fs::create_dir_all(&assets)?;
-        for file in ACCELERATOR {
-            publish(&built.join(file), &assets.join(file))?;
-        }
-        Ok(compiled(&finished.err))
+        publish(&built, &assets.join(ACCELERATOR))?;
+        publish(&glibc, &assets.join(driver::LIBRARY))?;
+        publish(&musl, &assets.join(driver::MUSL_LIBRARY))?;
+        let said = [server.err, for_glibc.err, for_musl.err].concat();
+        Ok(compiled(&said))
     })
-    .hint("the compiler's messages are above; `cargo build --profile library` repeats them in colour")
+    .hint("the compiler's messages are above; a symbol that the linker misses is added to accel/client/glibc.toml, which says how")
 }
 
-/// The files of that, among the assets.
-const ACCELERATOR: [&str; 2] = ["basalt-accel-server", "libbasalt_opencl.so"];
+/// The server, among the assets.
+const ACCELERATOR: &str = "basalt-accel-server";
 
 fn build(context: &Context, task: &mut Task, programs: &[&str]) -> Result<Report> {
     let mut command = cargo(context, &["build", "--release", "--target", MUSL]);

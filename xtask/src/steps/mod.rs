@@ -11,6 +11,7 @@ mod checks;
 mod deb;
 mod deny;
 mod dkms;
+mod driver;
 mod guest;
 mod host_ends;
 mod lab_killed;
@@ -24,6 +25,7 @@ mod tests;
 mod unit;
 
 pub(crate) use build::cargo;
+pub(crate) use driver::for_glibc;
 pub(crate) use tests::{fuzzer, now};
 
 use crate::clients;
@@ -98,7 +100,7 @@ pub(crate) fn package(version: Option<String>) -> Vec<Step> {
         build::musl_target().after(&["apt-packages"]),
         recipe(KERNEL, HINT_KERNEL).after(&["apt-packages"]),
         build::binaries(RUN_PROGRAMS).after(&["musl-target"]),
-        build::accelerator().after(&["apt-packages"]).follows(&["binaries"]),
+        build::accelerator().after(&["musl-target"]).follows(&["binaries"]),
         guest::assets().after(&["kernel", "binaries"]),
         package::package(version.clone()).after(&["assets", "accelerator"]),
         dkms::package(version),
@@ -248,7 +250,7 @@ fn setup(programs: &[&'static str]) -> Vec<Step> {
         build::musl_target().after(&["apt-packages"]),
         recipe(KERNEL, HINT_KERNEL).after(&["apt-packages"]),
         build::binaries(programs).after(&["musl-target"]),
-        build::accelerator().after(&["apt-packages"]).follows(&["binaries"]),
+        build::accelerator().after(&["musl-target"]).follows(&["binaries"]),
         in_lab(LAB_HOST),
         recipe(PYTHON, HINT_IMAGE).after(&["apt-packages"]),
         in_lab(EMULATOR),

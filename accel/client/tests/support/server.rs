@@ -47,17 +47,19 @@ pub(crate) struct Server {
     pub(crate) socket: PathBuf,
     shared: Arc<Shared>,
     accepting: Option<JoinHandle<()>>,
+    ways: Vec<Transport>,
     dir: tempfile::TempDir,
 }
 
 impl Server {
-    /// With so many bytes of arena.
-    pub(crate) fn start(arena: u64) -> Self {
+    /// That has these ways, with so many bytes of arena.
+    pub(crate) fn start_by(ways: &[Transport], arena: u64) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let mut server = Self {
             socket: dir.path().join("accel.sock"),
             shared: Arc::default(),
             accepting: None,
+            ways: ways.to_vec(),
             dir,
         };
         server.accept(arena);
@@ -70,14 +72,14 @@ impl Server {
         let listener: OwnedFd = listener.unwrap();
         rustix::net::bind(&listener, &SocketAddrUnix::new(&self.socket).unwrap()).unwrap();
         rustix::net::listen(&listener, 8).unwrap();
-        let shared = Arc::clone(&self.shared);
+        let (shared, ways) = (Arc::clone(&self.shared), self.ways.clone());
         self.accepting = Some(std::thread::spawn(move || {
             while let Ok(socket) = rustix::net::accept_with(&listener, SocketFlags::CLOEXEC) {
                 if shared.ends.load(Ordering::SeqCst) {
                     return;
                 }
-                let shared = Arc::clone(&shared);
-                std::thread::spawn(move || serve(PacketSocket::from_fd(socket), arena, &shared));
+                let (shared, ways) = (Arc::clone(&shared), ways.clone());
+                std::thread::spawn(move || serve(PacketSocket::from_fd(socket), (ways, arena), &shared));
             }
         }));
     }
@@ -131,9 +133,9 @@ impl Drop for Server {
     }
 }
 
-fn serve(socket: PacketSocket, arena: u64, shared: &Arc<Shared>) {
+fn serve(socket: PacketSocket, (transports, arena): (Vec<Transport>, u64), shared: &Arc<Shared>) {
     let settings = Settings {
-        transports: vec![Transport::SameCpu, Transport::Bell, Transport::Spin],
+        transports,
         pairs: 16,
         records: 64,
         arena,
@@ -181,6 +183,12 @@ fn take(mut end: ServerEnd, window: &Window, shared: &Shared) {
         }
         let answer = answer(&call, window, shared, waits);
         if shared.ends.load(Ordering::SeqCst) {
+            return;
+        }
+        if let Some(answer) = &answer
+            && let Ok(Arguments::Message(span)) = Record::from_bytes(answer.to_bytes()).arguments(limits)
+            && end.send_data(span.offset, span.length, MOST).is_err()
+        {
             return;
         }
         if end.finish(&request, answer.as_ref(), MOST).is_err() {

@@ -185,6 +185,7 @@ pub(crate) fn restore_all(
                 transport: saved.transport,
                 pairs: saved.pairs,
                 busy_poll: Duration::from_micros(saved.busy_poll_us),
+                arena: saved.arena,
             },
             window,
             positions: saved.positions,

@@ -10,7 +10,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use agent_api::accelerator::{LABEL, OPENCL_DRIVER};
+use agent_api::accelerator::{LABEL, OPENCL_DRIVER, OPENCL_DRIVER_MUSL};
 use host::jail::{self, Identity, Isolation, Launch};
 use node_api::{Accelerator, AcceleratorApi};
 use rustix::fs::{Mode, OFlags};
@@ -55,10 +55,11 @@ pub(crate) fn of_guest(stored: &Stored) -> Option<agent_api::Accelerator> {
         .sandbox
         .config
         .accelerator
-        .map(|accelerator| agent_api::Accelerator {
-            label: LABEL.to_owned(),
-            opencl: match accelerator.api {
-                AcceleratorApi::Opencl | AcceleratorApi::Null => Some(OPENCL_DRIVER.to_owned()),
+        .map(|accelerator| match accelerator.api {
+            AcceleratorApi::Opencl | AcceleratorApi::Null => agent_api::Accelerator {
+                label: LABEL.to_owned(),
+                opencl: Some(OPENCL_DRIVER.to_owned()),
+                opencl_musl: Some(OPENCL_DRIVER_MUSL.to_owned()),
             },
         })
 }
@@ -140,9 +141,11 @@ pub(crate) fn launch(
             "the sandbox has none",
         )));
     };
-    let (program, driver) = (&config.programs.accelerator, &config.programs.opencl);
+    let program = &config.programs.accelerator;
     let program_file = files::open("the accelerator's server", program, NO_ACCELERATOR)?;
-    let driver = files::open("the accelerator's driver for guests", driver, NO_ACCELERATOR)?;
+    let drivers = [&config.programs.opencl, &config.programs.opencl_musl];
+    let [driver, musl] = drivers.map(|path| files::open("the accelerator's driver for guests", path, NO_ACCELERATOR));
+    let (driver, musl) = (driver?, musl?);
     let identity = launch::identity(config, stored);
     let vsock = vsock(identity, paths)?;
     let (own, theirs) = UnixStream::pair().map_err(Error::host("having a pair of sockets"))?;
@@ -151,31 +154,19 @@ pub(crate) fn launch(
     let arbiter = arbiter(identity, paths)?;
     // It listens already, for this daemon and the next one alone.
     let control = files::listen(&paths.accelerator(), SocketType::STREAM)?;
-    let mut descriptors = vec![
-        vsock.as_fd(),
-        window.0.as_fd(),
-        driver.as_fd(),
-        theirs.as_fd(),
-        save.as_fd(),
-        control.as_fd(),
+    let mut inherited = vec![
+        ("--vsock-fd", vsock.as_fd()),
+        ("--window-fd", window.0.as_fd()),
+        ("--driver-fd", driver.as_fd()),
+        ("--musl-driver-fd", musl.as_fd()),
+        ("--ready-fd", theirs.as_fd()),
+        ("--save-fd", save.as_fd()),
+        ("--control-fd", control.as_fd()),
     ];
+    inherited.extend(saved.as_ref().map(|saved| ("--restore-fd", saved.as_fd())));
+    inherited.extend(arbiter.as_ref().map(|arbiter| ("--arbiter-fd", arbiter.as_fd())));
+    let (options, descriptors): (Vec<_>, Vec<_>) = inherited.into_iter().unzip();
     let mut words: Vec<String> = vec![program.display().to_string()];
-    let mut options = vec![
-        "--vsock-fd",
-        "--window-fd",
-        "--driver-fd",
-        "--ready-fd",
-        "--save-fd",
-        "--control-fd",
-    ];
-    if let Some(saved) = &saved {
-        descriptors.push(saved.as_fd());
-        options.push("--restore-fd");
-    }
-    if let Some(arbiter) = &arbiter {
-        options.push("--arbiter-fd");
-        descriptors.push(arbiter.as_fd());
-    }
     for (index, option) in options.into_iter().enumerate() {
         words.extend([option.to_owned(), jail::number_of(index).to_string()]);
     }

@@ -7,6 +7,7 @@
 //! ```
 
 mod broker;
+mod c_library;
 mod slots;
 #[cfg(test)]
 mod tests;
@@ -26,6 +27,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use wire::packet::PacketSocket;
 
 use self::broker::Broker;
+use self::c_library::CLibrary;
 use super::vsock::VsockListener;
 use crate::{Error, Listener, STACK_SIZE, say};
 
@@ -56,7 +58,11 @@ pub(crate) fn set_up(accelerator: &Accelerator) -> Result<(), Error> {
         "mounting {} as the accelerator's window",
         device.display()
     )))?;
-    if let Some(library) = &accelerator.opencl {
+    let library = match c_library::of(Path::new("/")) {
+        CLibrary::Glibc => &accelerator.opencl,
+        CLibrary::Musl => &accelerator.opencl_musl,
+    };
+    if let Some(library) = library {
         let vendors = Path::new(VENDORS);
         let file = vendors.join("basalt.icd");
         fs::create_dir_all(vendors).map_err(Error::system(format!("making {VENDORS}")))?;
