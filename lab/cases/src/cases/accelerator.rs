@@ -40,7 +40,7 @@ const CALLS: u64 = 1000;
 const MOST_EXITS: u64 = CALLS / 5;
 
 /// How long two sandboxes compute side by side, in seconds; and the part of the time that the one with a quarter may have, in percent.
-const SIDE_BY_SIDE: u64 = 30;
+const SIDE_BY_SIDE: u64 = 15;
 const A_QUARTER: std::ops::RangeInclusive<u64> = 15..=35;
 
 /// How long both sides look for a call, in microseconds: in an emulated host all takes a hundred times as long as on a real one.
