@@ -1,5 +1,5 @@
 //! A file of the host's as memory of a guest's (virtio-pmem): the guest has a file system there by DAX, and host and guest answer each other by
-//! words in a file of it, without an exit to the VMM. What the guest has synchronized is on the file. The VM cannot be saved.
+//! words in a file of it, without an exit to the VMM. What the guest has synchronized is on the file. The VM goes on when it was saved.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -55,7 +55,7 @@ fn host(host: &Host) -> Result<()> {
     half.wait_for("ready")?;
     let place = find(&file)?;
     // It answers behind that.
-    is_not_saved(host, &mut machine)?;
+    is_saved(host, &mut machine)?;
     answer_each_other(&mut machine, &file, place)?;
     half.finish()?;
     ensure!(
@@ -110,11 +110,10 @@ fn counted(machine: &mut Vm, name: &str) -> Result<u64> {
     Ok(samples.iter().filter(|it| it.name == name).map(|it| it.value).sum())
 }
 
-fn is_not_saved(host: &Host, machine: &mut Vm) -> Result<()> {
+/// Saving leaves the file to whoever has it; the case `accelerator` has machines that go on from there.
+fn is_saved(host: &Host, machine: &mut Vm) -> Result<()> {
     machine.vmm.client.pause()?;
-    let saved = Files::new(host, "refused").take(machine);
-    let refused = saved.err().map(|error| format!("{error:#}")).unwrap_or_default();
-    ensure!(refused.contains("window"), "it was saved: {refused}");
+    Files::new(host, "saved").take(machine)?;
     Ok(machine.vmm.client.resume()?)
 }
 
