@@ -447,8 +447,18 @@ fn commands_that_do_not_end_are_no_state_and_go_on() {
         execution_status: 0,
     });
     assert_eq!(contents(thread, queue, name(1), 64), [3; 64]);
-    // Now it can be.
-    drop(save(&host, MOST).unwrap());
+    // Now it can be; nothing is carried out meanwhile.
+    let (_, go) = save(&host, MOST).unwrap();
+    let finish = thread.record(&Finish { command_queue: queue }, true);
+    thread.end.send(&finish, MOST).unwrap();
+    thread.end.flush(MOST).unwrap();
+    let early = thread.end.receive(Duration::from_millis(300));
+    assert!(
+        matches!(early, Err(accel_transport::Error::Deadline { .. })),
+        "{early:?}"
+    );
+    drop(go);
+    thread.end.receive(MOST).unwrap();
     assert_eq!(contents(&mut program.thread, queue, name(1), 64), [3; 64]);
 }
 

@@ -74,6 +74,31 @@ fn the_first_wish_that_can_be_is_taken_with_as_many_pairs_as_there_are() {
     }
 }
 
+/// Whoever goes on from a position finds the record there that was taken and not finished.
+#[test]
+fn what_is_worked_on_stays_in_its_ring() {
+    let (server, client) = meet(&offer(&[Transport::Bell], 1));
+    let (mut served, mut connected) = (server.unwrap(), client.unwrap());
+    let (mut server, mut client) = (served.ends.remove(0), connected.ends.remove(0));
+    let sent = std::thread::spawn(move || {
+        for number in 0..100 {
+            client.send(&Record::from_words([number; 8]), MOST).unwrap();
+        }
+        client.flush(MOST).unwrap();
+        client
+    });
+    for number in 0..100 {
+        server.receive(Some(MOST)).unwrap();
+        let at = server.position().unwrap().incoming;
+        assert_eq!(at.taken, number + 1);
+        assert!(
+            at.released <= number,
+            "the slot of record {number} is its sender's already"
+        );
+    }
+    drop(sent.join().unwrap());
+}
+
 #[test]
 fn who_has_nothing_in_common_is_told_why() {
     for (transports, pairs, reason) in [

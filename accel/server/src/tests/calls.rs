@@ -7,6 +7,7 @@ use accel_proto::{AnyHandle, Arguments, RECORD, Value};
 
 use super::*;
 use crate::api::Code;
+use crate::objects::Sort;
 
 #[test]
 fn what_is_told_has_one_name_and_stays() {
@@ -365,6 +366,44 @@ fn a_kernel_holds_what_its_arguments_are() {
     set.kernel = name(2, 1);
     assert_eq!(caller.status(&set), 0);
     assert_eq!(caller.status(&write(queue, buffer, (0, 1))), -38);
+}
+
+/// What a client says over and over takes no more room than what it said last.
+#[test]
+fn calls_that_undo_each_other_are_kept_once() {
+    let client = client().saved(1, None);
+    let mut caller = Caller::new(&client);
+    let (context, ..) = caller.buffer(64);
+    let program = CreateProgramWithSource {
+        context,
+        count: 0,
+        strings: accel_proto::Pieces {
+            lengths: List::new(&[]),
+            data: Span { offset: 0, length: 0 },
+        },
+        returned: name(1, 1),
+    };
+    assert_eq!(caller.status(&program), 0);
+    let create = CreateKernel {
+        program: name(1, 1),
+        kernel_name: Some(c"f"),
+        returned: name(1, 1),
+    };
+    assert_eq!(caller.status(&create), 0);
+    for value in 0..100 {
+        for arg_index in [0, 1] {
+            let set = SetKernelArg {
+                kernel: name(1, 1),
+                arg_index,
+                arg_size: 4,
+                arg_value: Some(Value::Bytes(&[value; 4])),
+            };
+            assert_eq!(caller.status(&set), 0);
+        }
+    }
+    let kernel = client.find(Sort::Kernel, name::<Kernel>(1, 1).raw()).unwrap();
+    assert_eq!(kernel.log.lock().unwrap().len(), 3);
+    assert_eq!(client.unsaved(), None);
 }
 
 #[test]
