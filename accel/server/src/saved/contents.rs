@@ -43,7 +43,7 @@ impl<'c> Contents<'c> {
     /// Writes the bytes of an object into the file; `made` is the call that has made it.
     pub(super) fn save(&mut self, object: &Held, made: &AnyCall<'_>, file: &mut Writing<'_>) -> Result<Bytes, Refusal> {
         let queue = self.queue(object)?;
-        match object.memory().map_err(Refusal::Code)?.form {
+        match object.memory().map_err(Refusal::code)?.form {
             Form::Buffer(size) => self.buffer((&queue, object), size, file),
             Form::Image => self.image((&queue, object), made, file),
             Form::Pipe => Err(Refusal::CannotBeMadeAgain("a pipe, whose packets nobody can read")),
@@ -58,14 +58,14 @@ impl<'c> Contents<'c> {
             return Ok(queue.clone());
         }
         let api = &self.client.backend.api;
-        let devices = query::words(api, &context, query::CONTEXT_DEVICES).map_err(Refusal::Code)?;
-        let device = devices.first().copied().ok_or(Refusal::Code(Code::INVALID_VALUE))?;
-        let function = api.clCreateCommandQueue().map_err(Refusal::Code)?;
+        let devices = query::words(api, &context, query::CONTEXT_DEVICES).map_err(Refusal::code)?;
+        let device = devices.first().copied().ok_or(Refusal::code(Code::INVALID_VALUE))?;
+        let function = api.clCreateCommandQueue().map_err(Refusal::code)?;
         let mut status = 0_i32;
         let (device, place) = (query::address(device), (&raw mut status).cast());
         // SAFETY: 1. the context is held, and the device is its own; 2. the place is for an error code.
         let raw = unsafe { function(context.raw(), device, 0, place) };
-        check(status).map_err(Refusal::Code)?;
+        check(status).map_err(Refusal::code)?;
         let backend = &self.client.backend;
         let queue = Object::new(
             backend,
@@ -91,7 +91,7 @@ impl<'c> Contents<'c> {
                 Err(INVALID_OPERATION) => read_copied(queue, buffer, (done, length), chunk),
                 read => read,
             }
-            .map_err(Refusal::Code)?;
+            .map_err(Refusal::code)?;
             put(file, room.at + done, chunk)?;
             done += length;
         }
@@ -108,19 +108,19 @@ impl<'c> Contents<'c> {
         if of.num_mip_levels > 1 || of.num_samples > 1 {
             return Err(Refusal::CannotBeMadeAgain("an image with mipmaps or samples"));
         }
-        let length = image_bytes(&of, format).ok_or(Refusal::Code(Code::INVALID_VALUE))?;
+        let length = image_bytes(&of, format).ok_or(Refusal::code(Code::INVALID_VALUE))?;
         let room = file.room(length);
-        let place = usize::try_from(length).map_err(|_| Refusal::Code(Code::OUT_OF_HOST_MEMORY))?;
+        let place = usize::try_from(length).map_err(|_| Refusal::code(Code::OUT_OF_HOST_MEMORY))?;
         self.chunk.resize(place.max(CHUNK), 0);
         let chunk = self.chunk.get_mut(..place).unwrap_or_default();
         let origin = [0_u64; 3];
         let region = image_region(&of);
         let (from, at) = ((origin.as_ptr(), region.as_ptr()), chunk.as_mut_ptr().cast());
-        let function = self.client.backend.api.clEnqueueReadImage().map_err(Refusal::Code)?;
+        let function = self.client.backend.api.clEnqueueReadImage().map_err(Refusal::code)?;
         let (origin, region) = (from.0.cast_mut().cast(), from.1.cast_mut().cast());
         // SAFETY: 1. both objects are held; 2. the place is as long as the whole image without gaps; 3. it is waited for.
         let status = unsafe { function(queue.raw(), image.raw(), 1, origin, region, 0, 0, at, 0, NULL, NULL) };
-        check(status).map_err(Refusal::Code)?;
+        check(status).map_err(Refusal::code)?;
         put(file, room.at, chunk)?;
         Ok(room)
     }

@@ -67,8 +67,7 @@ pub enum Refusal {
 
 impl Refusal {
     /// Of a call that failed.
-    #[expect(non_snake_case, reason = "a constructor like those beside it")]
-    pub(crate) fn Code(code: Code) -> Self {
+    pub(crate) fn code(code: Code) -> Self {
         Self::Driver(format!("error {}", code.0))
     }
 }

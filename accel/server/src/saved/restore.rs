@@ -99,8 +99,8 @@ fn tell(cx: &Session<'_>, saved: &Objects, devices: &Devices) -> Result<(), Refu
 /// What is left when all objects are there.
 fn finish(client: &Client, saved: &Objects) -> Result<(), Refusal> {
     for (mem, maps) in &saved.maps {
-        let object = client.find(Sort::Mem, *mem).map_err(Refusal::Code)?;
-        let memory = object.memory().map_err(Refusal::Code)?;
+        let object = client.find(Sort::Mem, *mem).map_err(Refusal::code)?;
+        let memory = object.memory().map_err(Refusal::code)?;
         memory
             .maps
             .lock()
@@ -114,7 +114,7 @@ fn finish(client: &Client, saved: &Objects) -> Result<(), Refusal> {
             .ok_or_else(|| Refusal::Format("a sort".to_owned()))?;
         client
             .find(sort, *name)
-            .map_err(Refusal::Code)?
+            .map_err(Refusal::code)?
             .keep_failure(Code(*code));
     }
     if !client.settle(&saved.places) {
@@ -175,9 +175,9 @@ fn make_room(client: &Client, call: &AnyCall<'_>) {
 /// A program of what another server had built.
 fn from_binaries(cx: &mut Session<'_>, program: &Program, image: &Image) -> Result<(), Refusal> {
     let client = cx.client;
-    let context = client.find(Sort::Context, program.context).map_err(Refusal::Code)?;
+    let context = client.find(Sort::Context, program.context).map_err(Refusal::code)?;
     let devices = program.devices.iter().map(|device| client.find(Sort::Device, *device));
-    let devices: Vec<Held> = devices.collect::<Result<_, _>>().map_err(Refusal::Code)?;
+    let devices: Vec<Held> = devices.collect::<Result<_, _>>().map_err(Refusal::code)?;
     let raws: Vec<P> = devices.iter().map(|device| device.raw()).collect();
     let binaries = program.binaries.iter().map(|binary| image.bytes(*binary));
     let binaries: Vec<&[u8]> = binaries.collect::<Result<_, _>>()?;
@@ -190,15 +190,15 @@ fn from_binaries(cx: &mut Session<'_>, program: &Program, image: &Image) -> Resu
         .map(|binary| binary.as_ptr().cast_mut().cast())
         .collect();
     let api = &client.backend.api;
-    let create = api.clCreateProgramWithBinary().map_err(Refusal::Code)?;
-    let build = api.clBuildProgram().map_err(Refusal::Code)?;
+    let create = api.clCreateProgramWithBinary().map_err(Refusal::code)?;
+    let build = api.clBuildProgram().map_err(Refusal::code)?;
     let mut status = 0_i32;
     let count = u32::try_from(raws.len()).unwrap_or(u32::MAX);
     let (list, place) = (raws.as_ptr().cast_mut().cast(), (&raw mut status).cast());
     let (lengths, pointers) = (lengths.as_ptr().cast_mut().cast(), pointers.as_ptr().cast_mut().cast());
     // SAFETY: 1. objects are held; 2. lists have as many elements as is said, and each binary its length; 3. the place is for an error code.
     let raw = unsafe { create(context.raw(), count, list, lengths, pointers, NULL, place) };
-    check(status).map_err(Refusal::Code)?;
+    check(status).map_err(Refusal::code)?;
     let object = Object::new(&client.backend, (Sort::Program, raw), State::Rebuilt, &[&context]);
     let mut calls = Vec::new();
     for call in &program.calls {
@@ -214,13 +214,13 @@ fn from_binaries(cx: &mut Session<'_>, program: &Program, image: &Image) -> Resu
     let options = build_options(options.flatten());
     // SAFETY: 1. the program is this function's, devices are held; 2. the options end with a zero.
     let built = unsafe { build(raw, count, list, options.as_ptr().cast_mut().cast(), NULL, NULL) };
-    check(built).map_err(Refusal::Code)?;
+    check(built).map_err(Refusal::code)?;
     client.make_room(Sort::Program, program.name);
     client
         .insert_object(Sort::Program, program.name, object)
-        .map_err(Refusal::Code)?;
+        .map_err(Refusal::code)?;
     // What it was made by, should it be saved again, or built otherwise.
-    let object = client.find(Sort::Program, program.name).map_err(Refusal::Code)?;
+    let object = client.find(Sort::Program, program.name).map_err(Refusal::code)?;
     for (call, decoded) in program.calls.iter().zip(&calls) {
         let reads = call
             .reads
@@ -248,23 +248,23 @@ fn event(
     status: i32,
 ) -> Result<(), Refusal> {
     let client = cx.client;
-    let context = client.find(Sort::Context, context).map_err(Refusal::Code)?;
+    let context = client.find(Sort::Context, context).map_err(Refusal::code)?;
     let queue = queue.map(|queue| client.find(Sort::CommandQueue, queue)).transpose();
-    let queue = queue.map_err(Refusal::Code)?;
+    let queue = queue.map_err(Refusal::code)?;
     let api = &client.backend.api;
-    let function = api.clCreateUserEvent().map_err(Refusal::Code)?;
+    let function = api.clCreateUserEvent().map_err(Refusal::code)?;
     let mut code = 0_i32;
     // SAFETY: 1. the context is held; 2. the place is for an error code.
     let raw = unsafe { function(context.raw(), (&raw mut code).cast()) };
-    check(code).map_err(Refusal::Code)?;
+    check(code).map_err(Refusal::code)?;
     let owners: Vec<&Held> = queue.iter().chain([&context]).collect();
     client.make_room(Sort::Event, name);
     cx.insert_with(Handle::<Event>::from_raw(name), raw, &owners, state)
-        .map_err(Refusal::Code)?;
+        .map_err(Refusal::code)?;
     if status <= 0 {
-        let function = api.clSetUserEventStatus().map_err(Refusal::Code)?;
+        let function = api.clSetUserEventStatus().map_err(Refusal::code)?;
         // SAFETY: 1. the event was made above, and is one of the user's.
-        check(unsafe { function(raw, status) }).map_err(Refusal::Code)?;
+        check(unsafe { function(raw, status) }).map_err(Refusal::code)?;
     }
     Ok(())
 }

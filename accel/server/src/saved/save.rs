@@ -182,7 +182,7 @@ fn event(client: &Client, object: &Held, state: &State) -> Result<Step, Refusal>
     let status = || query::number(api, object, query::EVENT_STATUS).map(u32::cast_signed);
     Ok(match state {
         State::UserEvent => {
-            let status = status().map_err(Refusal::Code)?.min(SUBMITTED);
+            let status = status().map_err(Refusal::code)?.min(SUBMITTED);
             Step::UserEvent { name, context, status }
         }
         State::Past(past) => Step::Event {
@@ -192,12 +192,12 @@ fn event(client: &Client, object: &Held, state: &State) -> Result<Step, Refusal>
             past: *past,
         },
         _ => {
-            let status = status().map_err(Refusal::Code)?;
+            let status = status().map_err(Refusal::code)?;
             if status > 0 {
                 return Err(Refusal::Busy);
             }
             let past = Past {
-                command: query::number(api, object, query::EVENT_COMMAND_TYPE).map_err(Refusal::Code)?,
+                command: query::number(api, object, query::EVENT_COMMAND_TYPE).map_err(Refusal::code)?,
                 status,
                 times: query::times(api, object),
             };

@@ -56,7 +56,7 @@ pub(crate) fn save_all<'c>(
     let mut held = Vec::new();
     let mut states = Vec::new();
     let mut file = Writing::new(output, slots.length());
-    let devices = Devices::of(backend).map_err(Refusal::Code)?;
+    let devices = Devices::of(backend).map_err(Refusal::code)?;
     // All of them, as they can wait for each other's commands on one device.
     for saving in clients {
         saving.client.completions.hurry(true);
@@ -96,7 +96,7 @@ pub(crate) fn save_all<'c>(
     let state = State {
         version: VERSION,
         backend: backend.name().to_owned(),
-        devices: devices.identities(backend).map_err(Refusal::Code)?,
+        devices: devices.identities(backend).map_err(Refusal::code)?,
         slots: slots.all().to_vec(),
         window: slots.length(),
         clients: states,
@@ -156,8 +156,8 @@ pub(crate) fn restore_all(
 ) -> Result<Vec<Resumed>, Refusal> {
     let image = Arc::new(Image::new(file)?);
     let state = image.state()?;
-    let devices = Devices::of(backend).map_err(Refusal::Code)?;
-    let here = devices.identities(backend).map_err(Refusal::Code)?;
+    let devices = Devices::of(backend).map_err(Refusal::code)?;
+    let here = devices.identities(backend).map_err(Refusal::code)?;
     if (&state.backend, &state.devices) != (&backend.name().to_owned(), &here) {
         let said = |name: &str, devices: &[Vec<[String; 3]>]| {
             let devices: Vec<String> = devices.iter().flatten().map(|device| device.join(", ")).collect();
