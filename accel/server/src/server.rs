@@ -361,6 +361,10 @@ impl Server {
             self.backend.name()
         );
         let number = self.add(&connection, ends.len());
+        // It may be saved before one of its threads has begun.
+        for (turn, end) in client.turns.iter().zip(&ends) {
+            *turn.lock().unwrap_or_else(PoisonError::into_inner) = end.position();
+        }
         let known = known();
         let outcome = serve_ends(client, connection, ends);
         drop(known);
@@ -431,9 +435,6 @@ fn serve_end(client: &Client, mut end: ServerEnd, index: usize) -> Result<(), Er
     let mut worker = Worker::new(client);
     let turn = client.turns.get(index);
     let lock = || turn.map(|turn| turn.lock().unwrap_or_else(PoisonError::into_inner));
-    if let Some(mut turn) = lock() {
-        *turn = end.position();
-    }
     loop {
         let request = match end.receive(None) {
             Ok(request) => request,
