@@ -11,7 +11,7 @@ pub(crate) fn page(api: &Api) -> String {
     let count = |wanted: fn(&Service) -> bool| api.commands.iter().filter(|command| wanted(&command.service)).count();
     let mut text = format!(
         "# Calls of OpenCL\n\nMade by `cargo xtask accel` from [accel/spec](../accel/spec/README.md); do not edit. What the columns mean is in\n\
-         [accel.md](accel.md#what-a-call-is). **No call is served to sandboxes yet.**\n\n{} entry points: {} generated, {} with a body \
+         [accel.md](accel.md#what-a-call-is).\n\n{} entry points: {} generated, {} with a body \
          by hand on one side, {} other names, {} not served.\n",
         api.commands.len(),
         count(|service| *service == Service::Generated),
