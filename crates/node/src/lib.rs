@@ -5,6 +5,7 @@
 //! sockets have names in the state directory, their consoles and logs are files, and how a command ended is in its log. This
 //! crate knows the VMM only by its contract (`vmm-api`) and the guest only by the agent's (`agent-api`).
 
+mod accelerator_socket;
 mod api;
 mod clock;
 mod config;

@@ -5,7 +5,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use accel_arbiter::{Priority, Report};
 use node_api::{AcceleratorInfo, AcceleratorPart, AcceleratorPriority, AcceleratorStats, EventKind, State};
@@ -17,6 +17,9 @@ use crate::vmm::accelerator_stats::{self, PATIENCE};
 use crate::vmm::{launch, process};
 use crate::{Error, thread};
 
+/// How long all servers together may take for their answers: whoever asks for all waits for that.
+const PATIENCE_WITH_ALL: Duration = Duration::from_secs(5);
+
 /// Within this a machine ends whose cgroup was killed with all that is in it, a server too.
 const WITH_ITS_MACHINE: Duration = Duration::from_millis(500);
 
@@ -24,18 +27,21 @@ impl Node {
     /// All that have one, whether they run or not.
     pub(crate) fn list_accelerators(&self) -> Vec<AcceleratorInfo> {
         let entries: Vec<Arc<Entry>> = self.entries().values().cloned().collect();
+        let end = Instant::now() + PATIENCE_WITH_ALL;
         let mut all: Vec<_> = entries
             .iter()
-            .filter_map(|entry| self.accelerator_info(entry))
+            .filter_map(|entry| {
+                self.accelerator_info(entry, PATIENCE.min(end.saturating_duration_since(Instant::now())))
+            })
             .collect();
         all.sort_by(|one, other| one.sandbox.cmp(&other.sandbox));
         all
     }
 
-    fn accelerator_info(&self, entry: &Entry) -> Option<AcceleratorInfo> {
+    fn accelerator_info(&self, entry: &Entry, limit: Duration) -> Option<AcceleratorInfo> {
         let sandbox = entry.stored().sandbox;
         let accelerator = sandbox.config.accelerator?;
-        let (stats, why) = match self.accelerator_stats(entry) {
+        let (stats, why) = match self.accelerator_stats(entry, limit) {
             Some(Ok(stats)) => (Some(stats), None),
             Some(Err(why)) => (None, Some(why)),
             None => (None, sandbox.accelerator_ended),
@@ -52,14 +58,19 @@ impl Node {
         })
     }
 
-    /// What the server of its accelerator tells, or why it does not; nothing of a sandbox that has none now.
-    pub(crate) fn accelerator_stats(&self, entry: &Entry) -> Option<Result<AcceleratorStats, String>> {
+    /// What the server of its accelerator tells within a time, or why it does not; nothing of a sandbox that has none now.
+    pub(crate) fn accelerator_stats(&self, entry: &Entry, limit: Duration) -> Option<Result<AcceleratorStats, String>> {
         let stored = entry.stored();
         if !has_server(&stored) {
             return None;
         }
+        if limit.is_zero() {
+            return Some(Err(
+                "its server was not asked: others took too long for their answers".to_owned()
+            ));
+        }
         let path = self.sandbox_paths(entry).accelerator();
-        Some(accelerator_stats::ask(&path, PATIENCE).map_err(|error| {
+        Some(accelerator_stats::ask(&path, limit).map_err(|error| {
             format!(
                 "its server tells nothing: {error}; see {}",
                 self.sandbox_paths(entry).accelerator_log().display()

@@ -61,7 +61,7 @@ pub(crate) fn refuse_accelerator(stored: &Stored) -> Result<(), Error> {
         None => Ok(()),
         Some(_) => Err(Error::NotToBeKept {
             name: stored.sandbox.name.clone(),
-            why: "it has an accelerator, and goes on in no other class: take a snapshot, and clone that".to_owned(),
+            why: "it has an accelerator, and goes on in no other class: run a new one with `--class`, and copy files with `basalt cp`".to_owned(),
         }),
     }
 }

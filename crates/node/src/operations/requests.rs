@@ -15,6 +15,7 @@ use crate::resources::{cpus, limits, memory_state};
 use crate::sandbox::entry::Entry;
 use crate::sandbox::lifecycle::Verb;
 use crate::saved::memory_files;
+use crate::vmm::accelerator_stats::PATIENCE;
 
 /// What a VMM counts of attempts.
 const REFUSED: &str = "engine_refused_total";
@@ -152,7 +153,12 @@ impl Node {
             usage.pids = used.pids.unwrap_or(0);
         }
         usage.memory_state = self.memory_state(entry).map(Box::new);
-        usage.accelerator = self.accelerator_stats(entry).and_then(Result::ok).map(Box::new);
+        usage.accelerator = self.accelerator_stats(entry, PATIENCE).and_then(|told| {
+            // `basalt accel ls` tells why; the rest is known nevertheless.
+            told.inspect_err(|why| log::info!("sandbox {}: {why}", entry.id))
+                .ok()
+                .map(Box::new)
+        });
         if let Some(vm) = entry.vm() {
             // One that writes a snapshot, or does not answer, tells nothing now; what its cgroup says is known nevertheless.
             let Some(metrics) = vm.metrics_in_time("its metrics were read")? else {

@@ -139,8 +139,8 @@ impl Node {
         launch::check_paging(sandbox.config.paging)?;
         self.image_of(&stored)?;
         drop(volume_shares::open_all(&sandbox.config.volumes, &self.volumes)?);
-        let has_accelerator = sandbox.config.accelerator.is_none() || place.accelerator().exists();
-        match has_accelerator && place.is_whole(&sandbox.config.resources) {
+        let accelerator_is_whole = sandbox.config.accelerator.is_none() || place.accelerator().exists();
+        match accelerator_is_whole && place.is_whole(&sandbox.config.resources) {
             true => Ok(()),
             false => Err(checksums::record_damaged(
                 &place.record(),
@@ -216,7 +216,8 @@ impl Node {
     ) -> Result<Started, Why> {
         if let Some(vm) = vm {
             let directory = self.sandbox_paths(entry).directory;
-            // Shared directories are a VMM's own, and are given to each once; so is what it shares with its accelerator's server. Memory that is pinned stays what it is.
+            // Shared directories are a VMM's own, and are given to each once; so is what it shares with its accelerator's server.
+            // Memory that is pinned stays what it is.
             let config = entry.stored().sandbox.config;
             let in_place =
                 config.volumes.is_empty() && !config.resources.class.is_bare() && config.accelerator.is_none();

@@ -36,9 +36,6 @@ use crate::vmm::line::Line;
 use crate::vmm::vm::{self, Vm};
 use crate::{Error, clock};
 
-/// Bytes of memory a second that a VMM writes at least.
-const SLOWEST: u64 = 32 << 20;
-
 /// Everything that a snapshot needs besides the machine.
 struct ToSave {
     record: Record,
@@ -88,6 +85,9 @@ impl Node {
             share_slots: stored.share_slots,
         };
         if sandbox.config.accelerator.is_some() {
+            if let Some(why) = &sandbox.accelerator_ended {
+                return Err(saved::accelerator::refused(&sandbox.name, why));
+            }
             let _span = span("accelerator prepared");
             let socket = self.sandbox_paths(entry).accelerator_save();
             saved::accelerator::prepare(&sandbox.name, &socket, self.config.limits.boot)?;
@@ -185,8 +185,10 @@ impl Node {
         if let Some(accelerator) = &sandbox.config.accelerator {
             let _span = span("accelerator's state");
             let socket = self.paths.sandbox(&sandbox.id).accelerator_save();
-            let file = place.create(&place.accelerator())?;
-            saved::accelerator::save((&sandbox.name, accelerator), &socket, &file, self.config.limits.boot)?;
+            let path = place.accelerator();
+            let file = place.create(&path)?;
+            let limit = self.config.limits.boot + space::time_for(accelerator.most_saved());
+            saved::accelerator::save((&sandbox.name, accelerator), &socket, (&file, &path), limit)?;
         }
         if stored.sandbox.config.resources.disk.is_some() {
             let _span = span("disk copied");
@@ -340,7 +342,7 @@ impl Node {
 
 /// How long the slowest disk takes for all of a machine's memory.
 pub(crate) fn of_all_memory(stored: &Stored) -> Duration {
-    Duration::from_secs(stored.sandbox.config.resources.held().bytes() / SLOWEST)
+    space::time_for(stored.sandbox.config.resources.held().bytes())
 }
 
 /// Why a machine cannot go on anywhere else.

@@ -28,6 +28,7 @@ use crate::node::Node;
 use crate::operations::snapshot::of_all_memory;
 use crate::resources::cpus;
 use crate::resources::limits;
+use crate::resources::space;
 use crate::resources::volume_shares::{self, Opened};
 use crate::sandbox::entry::Entry;
 use crate::saved::memory_files;
@@ -260,6 +261,11 @@ impl Restored {
             reidentification,
             accelerator,
         } = self;
+        // Before the guest goes on: its programs wait for a server no longer than their time says.
+        if let (Some(restoring), Some(accelerator)) = (accelerator, entry.stored().sandbox.config.accelerator) {
+            let _span = span("accelerator's state");
+            restoring.wait(node.config.limits.boot + space::time_for(accelerator.most_saved()))?;
+        }
         {
             let _span = span("VM started");
             vm.ask("it was resumed from a snapshot", VmmClient::resume)?;
@@ -284,10 +290,6 @@ impl Restored {
             }
         };
         node.points.at(points::RESTORE_REIDENTIFIED);
-        if let Some(accelerator) = accelerator {
-            let _span = span("accelerator's state");
-            accelerator.wait(node.config.limits.boot)?;
-        }
         prefetch::save_first(place, entry.stored().sandbox.config.paging, |question| {
             vm.ask("it was asked what pages it has needed", question)
         });

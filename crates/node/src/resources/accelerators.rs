@@ -13,7 +13,6 @@ use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{PermissionsExt, chown};
-use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use accel_arbiter::{Arbiter, DEFAULT_WEIGHT, Priority, Report, Share};
@@ -90,15 +89,14 @@ fn listen(paths: &SandboxPaths, identity: Option<Identity>) -> Result<OwnedFd, E
     }
     let socket = files::listen(&path, SocketType::SEQPACKET)?;
     rustix::io::ioctl_fionbio(&socket, true).map_err(Error::file("listen at", &path))?;
-    give(&directory, 0o700, identity)?;
-    give(&path, 0o600, identity)?;
+    fs::set_permissions(&directory, fs::Permissions::from_mode(0o700))
+        .map_err(Error::file("change the mode of", &directory))?;
+    if let Some(Identity { uid, gid, .. }) = identity {
+        for path in [&directory, &path] {
+            chown(path, Some(uid), Some(gid)).map_err(Error::file("change the owner of", path))?;
+        }
+    }
     Ok(socket)
-}
-
-fn give(path: &Path, mode: u32, identity: Option<Identity>) -> Result<(), Error> {
-    fs::set_permissions(path, fs::Permissions::from_mode(mode)).map_err(Error::file("change the mode of", path))?;
-    let Some(identity) = identity else { return Ok(()) };
-    chown(path, Some(identity.uid), Some(identity.gid)).map_err(Error::file("change the owner of", path))
 }
 
 #[cfg(test)]

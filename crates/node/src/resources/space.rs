@@ -7,6 +7,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::Duration;
 
 use base::{ByteSize, space};
 use rustix::fs::{FallocateFlags, fallocate};
@@ -22,6 +23,14 @@ pub(crate) const LEAST: ByteSize = ByteSize::mib(16);
 
 /// What a sandbox takes besides its disk: record, logs, sockets, the first blocks that its guest writes.
 pub(crate) const OF_A_SANDBOX: ByteSize = ByteSize::mib(16);
+
+/// Bytes a second that the slowest disk takes, or gives.
+const SLOWEST: u64 = 32 << 20;
+
+/// How long the slowest disk takes for so many bytes.
+pub(crate) fn time_for(bytes: u64) -> Duration {
+    Duration::from_secs(bytes / SLOWEST)
+}
 
 /// Refuses what would not fit into the file system of `path`, before anything is made. `what` is to be made, as in "a snapshot".
 pub(crate) fn require(path: &Path, needed: ByteSize, what: &'static str) -> Result<(), Error> {

@@ -3,28 +3,28 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use agent_api::accelerator_state::{Asked, Said, ask, hear};
 use node_api::Accelerator;
 use wire::{FrameReader, FrameWriter};
 
 use crate::Error;
+use crate::accelerator_socket::Bounded;
 
 /// How long commands of the accelerator may take to end, for which the machine stands still.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Why nothing is saved.
-fn refused(name: &str, why: impl std::fmt::Display) -> Error {
+pub(crate) fn refused(name: &str, why: impl std::fmt::Display) -> Error {
     Error::NotToBeKept {
         name: name.to_owned(),
         why: format!("the state of its accelerator cannot be saved: {why}"),
     }
 }
 
-/// Has the server at a socket do what takes long and can be done while its sandbox's machine runs.
+/// Has the server at a socket, within a time, do what takes long and can be done while its sandbox's machine runs.
 pub(crate) fn prepare(name: &str, socket: &Path, limit: Duration) -> Result<(), Error> {
     let (writer, mut reader) = connect(name, socket, limit)?;
     ask(&writer, Asked::Prepare).map_err(|error| refused(name, error))?;
@@ -37,26 +37,23 @@ pub(crate) fn prepare(name: &str, socket: &Path, limit: Duration) -> Result<(), 
 }
 
 /// The two halves of a connection to a server.
-type Halves = (FrameWriter<UnixStream>, FrameReader<UnixStream>);
+type Halves = (FrameWriter<Bounded>, FrameReader<Bounded>);
 
 fn connect(name: &str, socket: &Path, limit: Duration) -> Result<Halves, Error> {
-    let stream =
-        UnixStream::connect(socket).map_err(|error| refused(name, format!("its server does not answer ({error})")))?;
-    let timed = stream.set_read_timeout(Some(limit));
-    let timed = timed.and_then(|()| stream.set_write_timeout(Some(limit)));
-    let copied = timed.and_then(|()| stream.try_clone());
+    let stream = Bounded::new(socket, limit);
+    let stream = stream.map_err(|error| refused(name, format!("its server does not answer ({error})")))?;
+    let copied = stream.try_clone();
     let copied = copied.map_err(Error::host("asking an accelerator's server for its state"))?;
     Ok((FrameWriter::new(copied), FrameReader::new(stream)))
 }
 
-/// Has the server at a socket write its state. The sandbox's machine stands still.
+/// Writes the state that the server at a socket tells to the file at a path, within a time. The sandbox's machine stands still.
 pub(crate) fn save(
     (name, accelerator): (&str, &Accelerator),
     socket: &Path,
-    file: &File,
+    (file, path): (&File, &Path),
     limit: Duration,
 ) -> Result<(), Error> {
-    let deadline = Instant::now() + limit;
     let (writer, mut reader) = connect(name, socket, limit)?;
     ask(&writer, Asked::Save(PATIENCE.min(limit))).map_err(|error| refused(name, error))?;
     let most = accelerator.most_saved();
@@ -70,22 +67,20 @@ pub(crate) fn save(
                         format!("its server sends more than the {most} bytes that there can be"),
                     ));
                 }
-                file.write_all_at(bytes, at)
-                    .map_err(Error::host("writing the state of an accelerator"))?;
+                file.write_all_at(bytes, at).map_err(Error::file("write", path))?;
             }
-            Some(Said::Saved | Said::Prepared) => return Ok(()),
+            Some(Said::Saved) => return Ok(()),
             Some(Said::Refused(why)) => return Err(refused(name, why)),
+            Some(Said::Prepared) => return Err(refused(name, "its server answers something else")),
             None => return Err(refused(name, "its server has ended")),
-        }
-        if Instant::now() > deadline {
-            return Err(refused(name, format!("it was not written within {limit:?}")));
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::net::UnixListener;
+    use std::os::unix::net::{UnixListener, UnixStream};
+    use std::time::Instant;
 
     use agent_api::accelerator_state::{asked, tell_bytes, tell_end, tell_prepared};
 
@@ -93,6 +88,13 @@ mod tests {
 
     /// What comes of what a server says.
     fn saved(says: impl FnOnce(&FrameWriter<UnixStream>) + Send) -> (Result<(), Error>, Vec<u8>) {
+        saved_within(Duration::from_secs(20), says)
+    }
+
+    fn saved_within(
+        limit: Duration,
+        says: impl FnOnce(&FrameWriter<UnixStream>) + Send,
+    ) -> (Result<(), Error>, Vec<u8>) {
         let directory = tempfile::tempdir().unwrap();
         let socket = directory.path().join("accelerator");
         let listener = UnixListener::bind(&socket).unwrap();
@@ -105,7 +107,7 @@ mod tests {
                 assert!(asked(&mut reader).unwrap().is_some());
                 says(&FrameWriter::new(stream));
             });
-            save(("web", &accelerator), &socket, &file, Duration::from_secs(20))
+            save(("web", &accelerator), &socket, (&file, Path::new("state")), limit)
         });
         let mut bytes = vec![0; usize::try_from(file.metadata().unwrap().len()).unwrap()];
         file.read_exact_at(&mut bytes, 0).unwrap();
@@ -159,12 +161,30 @@ mod tests {
         assert!(told.contains("sends more than"), "{told}");
         let told = refusal(|writer| tell_bytes(writer, 4 << 30, b"far").unwrap());
         assert!(told.contains("sends more than"), "{told}");
+        let told = refusal(|writer| tell_prepared(writer).unwrap());
+        assert!(told.contains("answers something else"), "{told}");
         let nobody = save(
             ("web", &"null".parse().unwrap()),
             Path::new("/nowhere/accelerator"),
-            &tempfile::tempfile().unwrap(),
+            (&tempfile::tempfile().unwrap(), Path::new("state")),
             Duration::from_secs(1),
         );
         assert!(nobody.unwrap_err().to_string().contains("does not answer"));
+    }
+
+    #[test]
+    fn a_server_that_says_a_little_again_and_again_holds_nobody_longer_than_the_limit() {
+        let limit = Duration::from_millis(200);
+        let begin = Instant::now();
+        let (outcome, bytes) = saved_within(limit, |writer| {
+            // Until the other side hangs up.
+            while tell_bytes(writer, 0, b"again").is_ok() {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        });
+        let told = outcome.unwrap_err().to_string();
+        assert!(told.contains("has not answered in time"), "{told}");
+        assert_eq!(bytes, b"again");
+        assert!(begin.elapsed() >= limit);
     }
 }

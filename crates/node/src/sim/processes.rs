@@ -1,9 +1,9 @@
 //! Processes that do nothing: machines, and servers of accelerators, by whose they are.
 
 use std::fs::File;
-use std::io::Read as _;
+use std::io::{Read as _, Write as _};
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
@@ -28,7 +28,12 @@ pub(crate) struct Accelerators {
     started: Mutex<Vec<(String, OwnedFd)>>,
     /// States that some of them went on from.
     restored: Mutex<Vec<(String, Vec<u8>)>>,
+    /// Where they were told that they are known.
+    told: Mutex<Vec<UnixStream>>,
 }
+
+/// The call by which a server makes again what was saved, while its VMM does the same.
+pub(crate) const RESTORE: &str = "restore accelerator";
 
 /// What a server's state is here.
 pub(crate) const STATE: &[u8] = b"objects";
@@ -86,14 +91,23 @@ impl Accelerators {
         let child = start(cgroup);
         let served = (sandbox.to_owned(), child.pidfd.try_clone().unwrap());
         self.started.lock().unwrap_or_else(PoisonError::into_inner).push(served);
-        if let Some(mut saved) = saved {
+        let restores = saved.map(|mut saved| {
             let mut state = Vec::new();
             saved.read_to_end(&mut state).unwrap();
-            let mut restored = self.restored.lock().unwrap_or_else(PoisonError::into_inner);
-            restored.push((sandbox.to_owned(), state));
-        }
+            let (own, mut theirs) = UnixStream::pair().unwrap();
+            match faults.call_host(RESTORE) {
+                Ok(()) => {
+                    let mut restored = self.restored.lock().unwrap_or_else(PoisonError::into_inner);
+                    restored.push((sandbox.to_owned(), state));
+                    theirs.write_all(b"restored\n").unwrap();
+                }
+                Err(error) => theirs.write_all(format!("lost {error}\n").as_bytes()).unwrap(),
+            }
+            self.told.lock().unwrap_or_else(PoisonError::into_inner).push(theirs);
+            own
+        });
         tell_states(socket, faults);
-        Launched::of(child)
+        Launched::of(child, restores)
     }
 
     /// Who went on from which state.

@@ -11,10 +11,10 @@
 //!  images/          the image store
 //!  disks/           an empty file system of each size, copied for each sandbox
 //!  volumes/NAME/    _data: a named volume's files
-//!  snapshots/NAME/  record.json, state, memory, disk: a snapshot
+//!  snapshots/NAME/  record.json, state, memory, disk, accelerator: a snapshot
 //!  templates/ID/    record.json, state, memory, disk: a template
 //!  sandboxes/ID/    record.json, disk, log, console.log, vmm.log, accelerator.log: as long as the sandbox is known
-//!  run/ID/          accelerator, arbiter/socket, control, vsock: as long as its VM runs
+//!  run/ID/          accelerator, accelerator-save, arbiter/socket, control, vsock: as long as its VM runs
 //! ```
 
 use std::fs;

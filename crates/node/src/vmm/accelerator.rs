@@ -18,6 +18,7 @@ use rustix::net::SocketType;
 
 use crate::Error;
 use crate::config::Config;
+use crate::resources::space;
 use crate::store::database::Stored;
 use crate::store::paths::SandboxPaths;
 use crate::vmm::files;
@@ -89,7 +90,7 @@ impl Restoring {
             let left = deadline.saturating_duration_since(Instant::now());
             if !process::readable(&self.0, left) {
                 return Err(Error::Deadline {
-                    what: "what was saved of the accelerator",
+                    what: "making again what was saved of the accelerator",
                     limit,
                 });
             }
@@ -99,22 +100,24 @@ impl Restoring {
             }
         }
         let said = String::from_utf8_lossy(&said);
-        match (said.trim_end(), said.strip_prefix("lost ")) {
-            ("restored", _) => Ok(()),
+        match (&*said, said.strip_prefix("lost ")) {
+            ("restored\n", _) => Ok(()),
             (_, Some(reason)) => Err(Error::AcceleratorLost(reason.trim_end().to_owned())),
-            _ => Err(Error::AcceleratorLost("its server has ended".to_owned())),
+            _ => Err(Error::AcceleratorLost(
+                "its server has ended before it was done".to_owned(),
+            )),
         }
     }
 }
 
 impl Launched {
-    /// For a server that is none.
+    /// For a server that is none; who says how going on from a state ends, if it is to go on from one.
     #[cfg(test)]
-    pub(crate) fn of(child: jail::Child) -> Self {
+    pub(crate) fn of(child: jail::Child, restores: Option<UnixStream>) -> Self {
         Self {
             child,
-            known: None,
-            restores: false,
+            restores: restores.is_some(),
+            known: restores,
         }
     }
 
@@ -205,7 +208,9 @@ pub(crate) fn launch(
         locks_memory: false,
     })?;
     drop(theirs);
-    wait(&own, config.limits.answer, paths).inspect_err(|_| {
+    // It fills the window before.
+    let limit = config.limits.answer + space::time_for(saved.as_ref().map_or(0, |_| accelerator.window.bytes()));
+    wait(&own, limit, paths).inspect_err(|_| {
         // It has ended, or is of no use; nobody knows of it yet.
         let killed = child.kill().and_then(|()| child.wait());
         if let Err(error) = killed {
@@ -263,4 +268,36 @@ fn wait(mut ready: &UnixStream, limit: Duration, paths: &SandboxPaths) -> Result
         "" => "it said nothing; `basalt-accel-server --version` shows whether it can be started at all".to_owned(),
         words => words.to_owned(),
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How going on from a state ends if its server says this, and if that is all that it says.
+    fn waited(says: &str, ends: bool) -> Result<(), String> {
+        let (own, mut theirs) = UnixStream::pair().unwrap();
+        theirs.write_all(says.as_bytes()).unwrap();
+        let theirs = (!ends).then_some(theirs);
+        let waited = Restoring(own).wait(Duration::from_millis(100));
+        drop(theirs);
+        waited.map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_server_that_has_not_made_again_what_was_saved_is_told_of() {
+        assert_eq!(waited("restored\n", false), Ok(()));
+        let told = waited("lost a program is not built\n", false).unwrap_err();
+        assert!(told.ends_with("cannot be made again: a program is not built"), "{told}");
+        for said in ["", "restored", "known\n"] {
+            let told = waited(said, true).unwrap_err();
+            assert!(
+                told.contains("its server has ended before it was done"),
+                "{said}: {told}"
+            );
+        }
+        let told = waited("resto", false).unwrap_err();
+        assert!(told.contains("took longer than"), "{told}");
+        assert!(waited(&"x".repeat(LAST_WORDS), false).is_err());
+    }
 }

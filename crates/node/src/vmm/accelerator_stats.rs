@@ -2,18 +2,15 @@
 //! nothing: it is asked for a bounded time, for a bounded number of bytes, and what passes is numbers and names of the known form.
 
 use std::collections::BTreeMap;
-use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::io::{self, Read};
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use node_api::{AcceleratorMemory, AcceleratorStats, AcceleratorTime};
-use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-use crate::vmm::process;
+use crate::accelerator_socket::Bounded;
 
 /// How long a server may take for its answer: it is one line, which a thread of its own writes.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
@@ -56,35 +53,13 @@ struct ToldTime {
 /// # Errors
 /// Nobody listens, it does not answer in time, or what it says is no such thing.
 pub(crate) fn ask(path: &Path, limit: Duration) -> io::Result<AcceleratorStats> {
-    let end = Instant::now() + limit;
-    let directory = node_api::client::directory(path)?;
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    match rustix::net::connect(&socket, &node_api::client::address(path, &directory)?) {
-        // It has not answered those that have asked before.
-        Err(Errno::AGAIN) => return Err(io::ErrorKind::TimedOut.into()),
-        connected => connected?,
-    }
-    read(&read_all(&socket, end)?)
-}
-
-fn read_all(socket: &OwnedFd, end: Instant) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    let mut part = [0; 4096];
-    loop {
-        if !process::readable(socket.as_fd(), end.saturating_duration_since(Instant::now())) {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        match rustix::io::read(socket, &mut part) {
-            Ok(0) => return Ok(bytes),
-            Ok(length) if bytes.len() + length > MOST_BYTES => {
-                return Err(io::Error::other(format!("it tells more than {MOST_BYTES} bytes")));
-            }
-            Ok(length) => bytes.extend_from_slice(&part[..length]),
-            Err(Errno::AGAIN | Errno::INTR) => (),
-            Err(error) => return Err(error.into()),
-        }
+    let most = u64::try_from(MOST_BYTES).unwrap_or(u64::MAX);
+    Bounded::new(path, limit)?.take(most + 1).read_to_end(&mut bytes)?;
+    if bytes.len() > MOST_BYTES {
+        return Err(io::Error::other(format!("it tells more than {MOST_BYTES} bytes")));
     }
+    read(&bytes)
 }
 
 /// What passes of an answer.
@@ -129,6 +104,7 @@ mod tests {
     use std::os::unix::net::UnixListener;
     use std::path::PathBuf;
     use std::sync::Arc;
+    use std::time::Instant;
 
     use accel_server::{Backend, Server, TenantLimits};
 

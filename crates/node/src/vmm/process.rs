@@ -64,7 +64,7 @@ pub(crate) fn reap(pidfd: impl AsFd) {
     ) {
         // CHILD: started by a daemon before this one; init reaps it.
         Ok(_) | Err(Errno::CHILD) => (),
-        Err(error) => log::warn!("a VMM cannot be reaped: {error}"),
+        Err(error) => log::warn!("a VMM, or the server of an accelerator, cannot be reaped: {error}"),
     }
 }
 
