@@ -70,7 +70,8 @@ impl Channel {
         }
     }
 
-    /// Some bytes that have come; none at the end.
+    /// Some bytes that have come; none at the end. [`io::ErrorKind::WouldBlock`] after a wait for nothing,
+    /// [`io::ErrorKind::Interrupted`] at once if something has come of which nothing can be used yet.
     pub(crate) fn receive(&mut self, into: &mut [u8]) -> io::Result<usize> {
         match self {
             Self::Socket(socket) => Ok(rustix::net::recv(socket, into, RecvFlags::empty())?.0),
@@ -88,14 +89,17 @@ impl Tls {
     }
 
     fn receive(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        loop {
-            match self.state.reader().read(into) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => (),
-                read => return read,
-            }
-            if self.advance()? == 0 {
-                return Ok(0);
-            }
+        match self.state.reader().read(into) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => (),
+            read => return read,
+        }
+        if self.advance()? == 0 {
+            return Ok(0);
+        }
+        match self.state.reader().read(into) {
+            // A part of what TLS encrypts at a time: who waits looks at the clock before the rest is waited for.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(io::ErrorKind::Interrupted.into()),
+            read => read,
         }
     }
 

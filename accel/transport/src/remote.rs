@@ -186,7 +186,7 @@ fn secured(socket: TcpStream, state: rustls::Connection, time: Time) -> Result<C
         let advanced = tls.advance();
         match advanced {
             Ok(0) => return Err(Error::PeerGone),
-            Ok(_) => {}
+            Ok(_) => time.check("the TLS handshake")?,
             Err(error) if is_not_yet(&error) => time.check("the TLS handshake")?,
             Err(error) => return Err(Error::io("agree with the other side on TLS")(error)),
         }

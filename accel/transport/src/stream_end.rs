@@ -168,7 +168,8 @@ impl StreamEnd {
                     self.counters.bells += 1;
                 }
                 Err(error) => {
-                    if let Err(error) = again(error).and_then(|()| check(&mut begun, most, "space in a socket")) {
+                    if let Err(error) = again(error).and_then(|call| check(&mut begun, call, most, "space in a socket"))
+                    {
                         break Err(error);
                     }
                 }
@@ -209,7 +210,7 @@ impl StreamEnd {
                 *begun = None;
                 Ok(())
             }
-            Err(error) => again(error).and_then(|()| check(begun, most, what)),
+            Err(error) => again(error).and_then(|call| check(begun, call, most, what)),
         }
     }
 
@@ -277,24 +278,26 @@ impl StreamEnd {
     }
 }
 
-/// Whether there is time left.
-fn check(begun: &mut Option<Instant>, most: Option<Duration>, what: &'static str) -> Result<(), Error> {
+/// Whether there is time left, after a call that has waited for so long.
+fn check(begun: &mut Option<Instant>, call: Duration, most: Option<Duration>, what: &'static str) -> Result<(), Error> {
     let Some(most) = most else { return Ok(()) };
-    // One call has waited before the clock was asked for the first time.
-    let waited = begun.get_or_insert_with(Instant::now).elapsed() + CALL;
+    // The clock is asked for the first time after that call.
+    let began = || Instant::now().checked_sub(call).unwrap_or_else(Instant::now);
+    let waited = begun.get_or_insert_with(began).elapsed();
     match waited < most {
         true => Ok(()),
         false => Err(Error::Deadline { what, waited }),
     }
 }
 
-/// An error of a socket that was connected, unless it says to try again.
-fn again(error: io::Error) -> Result<(), Error> {
+/// An error of a socket that was connected, unless it says to try again: then how long its call has waited.
+fn again(error: io::Error) -> Result<Duration, Error> {
     use io::ErrorKind::{
         BrokenPipe, ConnectionAborted, ConnectionReset, Interrupted, TimedOut, UnexpectedEof, WouldBlock,
     };
     match error.kind() {
-        Interrupted | WouldBlock => Ok(()),
+        WouldBlock => Ok(CALL),
+        Interrupted => Ok(Duration::ZERO),
         // What keeps a TCP connection alive has had no answer (tcp(7), TCP_USER_TIMEOUT).
         BrokenPipe | ConnectionReset | ConnectionAborted | UnexpectedEof | TimedOut => Err(Error::PeerGone),
         _ => Err(Error::io("use a stream socket")(error)),

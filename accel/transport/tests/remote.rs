@@ -49,8 +49,8 @@ impl Server {
     }
 
     /// One that gives nobody much time.
-    fn impatient() -> Self {
-        Self::of(Meeting::new(&settings(PATIENCE), None))
+    fn impatient(tls: Option<Arc<ServerConfig>>) -> Self {
+        Self::of(Meeting::new(&settings(PATIENCE), tls))
     }
 
     fn of(meeting: Meeting) -> Self {
@@ -278,7 +278,7 @@ const HELLO: &str = r#"{"client":{"versions":[1,1],"transports":["stream"],"pair
 
 #[test]
 fn who_is_slow_or_unsound_is_hung_up() {
-    let server = Server::impatient();
+    let server = Server::impatient(None);
     let connect = || TcpStream::connect(server.address).unwrap();
     for (bytes, reason) in [
         (vec![0xff; 64], "is the most"),
@@ -309,6 +309,51 @@ fn who_is_slow_or_unsound_is_hung_up() {
     socket.write_all(&message(HELLO)[..7]).unwrap();
     drop(socket);
     assert!(server.said().contains("has ended"));
+}
+
+/// Writes byte after byte, until the other side has hung up or all have gone.
+fn trickle(socket: &mut TcpStream, bytes: &[u8]) {
+    for byte in bytes {
+        std::thread::sleep(Duration::from_millis(20));
+        if socket.write_all(&[*byte]).is_err() {
+            return;
+        }
+    }
+}
+
+#[test]
+fn by_tls_who_sends_a_byte_at_a_time_has_no_more_time_than_others() {
+    let authority = Authority::new("one");
+    let server = Server::impatient(Some(tls::server(&authority.identity("server"), None).unwrap()));
+    let config = of_client(&authority.ca(), None);
+    let begin = || {
+        let name = "127.0.0.1".try_into().unwrap();
+        let state = rustls::ClientConnection::new(Arc::clone(&config), name).unwrap();
+        (state, TcpStream::connect(server.address).unwrap())
+    };
+    // In the handshake: some 200 bytes would take ten times as long as there is.
+    let (mut state, mut socket) = begin();
+    let mut bytes = Vec::new();
+    state.write_tls(&mut bytes).unwrap();
+    assert!(bytes.len() > 150);
+    let begun = Instant::now();
+    std::thread::spawn(move || trickle(&mut socket, &bytes));
+    assert!(server.said().contains("the TLS handshake did not come within 400 ms"));
+    assert!(begun.elapsed() < 4 * PATIENCE, "{:?}", begun.elapsed());
+    // Behind it, in what is encrypted at a time.
+    let (mut state, mut socket) = begin();
+    while state.is_handshaking() {
+        state.complete_io(&mut socket).unwrap();
+    }
+    state.writer().write_all(&message(&format!("{HELLO:200}"))).unwrap();
+    let mut bytes = Vec::new();
+    while state.wants_write() {
+        state.write_tls(&mut bytes).unwrap();
+    }
+    let begun = Instant::now();
+    std::thread::spawn(move || trickle(&mut socket, &bytes));
+    assert!(server.said().contains("the greeting did not come within 400 ms"));
+    assert!(begun.elapsed() < 4 * PATIENCE, "{:?}", begun.elapsed());
 }
 
 #[test]
