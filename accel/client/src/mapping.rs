@@ -428,6 +428,9 @@ pub(crate) extern "C" fn enqueue_unmap_mem_object(
             offset: block.offset(),
             length: block.length(),
         };
+        // As long as the application cannot know that it is mapped it has written nothing, and what is here is not what is there.
+        let is_of_map = |delivery: &Delivery| delivery.offset == span.offset;
+        let copies = copies && !connection.pending.has(is_of_map);
         if copies {
             shape.copy_in(connection, span.offset, mapped.address);
         }
@@ -444,6 +447,8 @@ pub(crate) extern "C" fn enqueue_unmap_mem_object(
         let (objects, lists) = ([queue, memory], [waits.objects.as_slice(), &made]);
         let touched = Touched::new(&objects, &lists).reads(copies.then_some(span));
         connection.send(&call, &touched)?;
+        // The next one that has this part of the arena is not to get it.
+        connection.pending.forget(is_of_map);
         connection.pending.push(Left {
             queue: queue.share(),
             event: told.clone(),

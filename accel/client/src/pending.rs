@@ -29,6 +29,15 @@ pub(crate) struct Delivery {
     pub(crate) shape: Shape,
 }
 
+impl Delivery {
+    /// Whether it goes to one of so many bytes from an address on.
+    pub(crate) fn goes_to(&self, address: usize, length: u64) -> bool {
+        let begins_within = self.address.checked_sub(address).is_some_and(|at| (at as u64) < length);
+        let extent = self.shape.extent().unwrap_or_default();
+        begins_within || address.checked_sub(self.address).is_some_and(|at| (at as u64) < extent)
+    }
+}
+
 /// What a command leaves.
 #[derive(Debug)]
 pub(crate) struct Left {
@@ -59,16 +68,21 @@ impl Pending {
         self.count.store(list.len(), Ordering::Release);
     }
 
-    /// What was to go to so many bytes from an address on goes nowhere: they are freed.
-    pub(crate) fn forget(&self, address: usize, length: u64) {
+    /// Whether there is such data that has not gone to the application.
+    pub(crate) fn has(&self, is_it: impl Fn(&Delivery) -> bool) -> bool {
+        // Not while another thread takes it there.
+        let _settling = lock(&self.settling);
+        lock(&self.list)
+            .iter()
+            .filter_map(|left| left.delivery.as_ref())
+            .any(is_it)
+    }
+
+    /// Such data goes nowhere.
+    pub(crate) fn forget(&self, is_it: impl Fn(&Delivery) -> bool) {
+        let _settling = lock(&self.settling);
         for left in lock(&self.list).iter_mut() {
-            let is_freed = |delivery: &mut Delivery| {
-                delivery
-                    .address
-                    .checked_sub(address)
-                    .is_some_and(|at| (at as u64) < length)
-            };
-            _ = left.delivery.take_if(is_freed);
+            _ = left.delivery.take_if(|delivery| is_it(delivery));
         }
     }
 

@@ -20,7 +20,7 @@ use crate::connection::{Connection, Touched};
 use crate::info::Query;
 use crate::notify::{self, Notice};
 use crate::object::{Object, handle_of_made};
-use crate::pending::{self, Left};
+use crate::pending::{self, Delivery, Left};
 use crate::regions::Mapped;
 use crate::transfer::{Transfer, Way, pieces};
 use crate::{event, guarded, queue, status};
@@ -147,7 +147,7 @@ pub(crate) fn free(context: &Object, address: usize) -> Result<(), Code> {
         return Err(Code::INVALID_VALUE);
     };
     // Data of a map that nobody has waited for would go where nothing is.
-    connection.pending.forget(address, size);
+    connection.pending.forget(|delivery| delivery.goes_to(address, size));
     returned(connection, context, SvmAddress(address as u64))
 }
 
@@ -470,13 +470,21 @@ pub(crate) extern "C" fn enqueue_svm_unmap(
 ) -> i32 {
     status(|| {
         let command = Command::new(&command_queue, UNMAP, &event_wait_list, num_events_in_wait_list)?;
-        let address = svm_ptr.addr();
-        let mapped = command.queue.connection()?.regions.unmap(address);
-        let mapped = mapped.ok_or(Code::INVALID_VALUE)?;
-        match mapped.writes {
+        let (address, connection) = (svm_ptr.addr(), command.queue.connection()?);
+        let mapped = connection.regions.unmap(address).ok_or(Code::INVALID_VALUE)?;
+        let is_of_map = |delivery: &Delivery| delivery.goes_to(address, mapped.size);
+        // As long as the application cannot know that it is mapped it has written nothing, and what is here is not what is there.
+        let is_unknown = mapped.writes && connection.pending.has(is_of_map);
+        let unmapped = match mapped.writes && !is_unknown {
             true => command.copy(Way::ToServer, (address, address), mapped.size, false, event),
             false => command.nothing(false, event),
+        };
+        match &unmapped {
+            Ok(()) if is_unknown => connection.pending.forget(is_of_map),
+            Ok(()) => {}
+            Err(_) => connection.regions.map(mapped),
         }
+        unmapped
     })
 }
 

@@ -41,6 +41,7 @@ by_rings_and_by_streams! {
     platforms_and_devices_are_found_and_answers_are_asked_for_once
     data_goes_through_a_kernel_and_comes_back
     mapped_memory_is_the_arena_or_the_programs_own
+    memory_that_is_unmapped_before_anybody_knows_that_it_is_mapped_stays_as_it_was
     data_that_the_arena_cannot_hold_goes_in_pieces_and_what_is_held_is_reclaimed
     who_waits_for_a_transfer_has_it_in_pieces_and_who_does_not_gets_it_whole
     objects_are_released_when_nothing_needs_them_and_names_come_back
@@ -263,6 +264,35 @@ fn mapped_memory_is_the_arena_or_the_programs_own(ways: &[Transport]) {
         assert_eq!(bytes, [9; 32]);
         let told = info!(library, clGetMemObjectInfo, buffer, 0x1101).unwrap();
         assert_eq!(told, flags.to_ne_bytes());
+    }
+}
+
+fn memory_that_is_unmapped_before_anybody_knows_that_it_is_mapped_stays_as_it_was(ways: &[Transport]) {
+    let server = Server::start_by(ways, ARENA);
+    let mut library = Library::open(&server.socket);
+    let Ready { context, queue, .. } = library.ready();
+    let mut own = [7_u8; 32];
+    let unmap = cl!(
+        library,
+        clEnqueueUnmapMemObject(Ptr, Ptr, *mut u8, u32, *const Ptr, *mut Ptr) -> i32
+    );
+    for (flags, host) in [(1_u64, ptr::null_mut()), (1 | 8, own.as_mut_ptr())] {
+        let buffer = library.buffer(context, flags, 32, host);
+        assert_eq!(library.write(queue, buffer, true, &[1; 32]), 0);
+        let before = server.asked(calls::EnqueueMapBuffer::OP);
+        let address = large_map(&library, queue, buffer, 32);
+        assert_eq!(cl!(library, clFlush(Ptr) -> i32)(queue), 0);
+        let begun = Instant::now();
+        while server.asked(calls::EnqueueMapBuffer::OP) == before {
+            assert!(begun.elapsed() < Duration::from_secs(10), "the map does not come");
+            std::thread::yield_now();
+        }
+        // Time for the server to copy, once it has counted.
+        std::thread::sleep(Duration::from_millis(20));
+        assert_eq!(unmap(queue, buffer, address, 0, ptr::null(), ptr::null_mut()), 0);
+        let mut bytes = [0; 32];
+        assert_eq!(library.read(queue, buffer, true, &mut bytes), 0);
+        assert_eq!(bytes, [1; 32]);
     }
 }
 
