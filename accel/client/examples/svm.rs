@@ -43,6 +43,9 @@ struct Node {
 
 /// Elements of the list; each is in an allocation of its own.
 const NODES: u64 = 20;
+/// Bytes of allocations that are freed in the queue, and how many there are: so much memory that it shows if it is kept.
+const KEPT: usize = 16 << 20;
+const TIMES: usize = 64;
 /// Bytes of the large allocation: more than goes through the arena at once.
 const LARGE: usize = 18 << 20;
 /// `CL_MAP_READ`, `CL_MAP_WRITE`, `CL_MAP_WRITE_INVALIDATE_REGION`.
@@ -305,6 +308,79 @@ impl Program {
 }
 
 impl Program {
+    /// Unmaps what nobody knows yet to be mapped: what a command before has written stays.
+    fn unmapped_at_once(&self) {
+        let memory = self.alloc(64);
+        let fill = typed!(self, "clEnqueueSVMMemFill", Fill);
+        let none = (0, ptr::null(), ptr::null_mut());
+        check(
+            "clEnqueueSVMMemFill",
+            fill(
+                self.queue,
+                memory,
+                [7_u8].as_ptr().cast(),
+                1,
+                64,
+                none.0,
+                none.1,
+                none.2,
+            ),
+        );
+        let map = typed!(self, "clEnqueueSVMMap", Map);
+        check(
+            "clEnqueueSVMMap",
+            map(self.queue, 0, READ | WRITE, memory, 64, none.0, none.1, none.2),
+        );
+        let unmap = typed!(self, "clEnqueueSVMUnmap", Unmap);
+        check("clEnqueueSVMUnmap", unmap(self.queue, memory, none.0, none.1, none.2));
+        self.mapped(memory, 64, READ, |bytes| assert!(bytes == [7; 64], "unmapped at once"));
+        self.free(memory);
+    }
+
+    /// Has memory freed in the queue again and again, and waits for other commands alone.
+    fn freed_behind_what_is_waited_for(&self) {
+        let begun = virtual_memory();
+        let enqueue = typed!(self, "clEnqueueSVMFree", EnqueueFree);
+        let fill = typed!(self, "clEnqueueSVMMemFill", Fill);
+        let wait = cl!(self.cl, clWaitForEvents(u32, *const Ptr) -> i32);
+        let release = cl!(self.cl, clReleaseEvent(Ptr) -> i32);
+        for _ in 0..TIMES {
+            let memory = self.alloc(KEPT);
+            let (mut event, pattern) = (ptr::null(), [7_u8]);
+            check(
+                "clEnqueueSVMMemFill",
+                fill(
+                    self.queue,
+                    memory,
+                    pattern.as_ptr().cast(),
+                    1,
+                    64,
+                    0,
+                    ptr::null(),
+                    &raw mut event,
+                ),
+            );
+            check(
+                "clEnqueueSVMFree",
+                enqueue(
+                    self.queue,
+                    1,
+                    &raw const memory,
+                    None,
+                    ptr::null_mut(),
+                    0,
+                    ptr::null(),
+                    ptr::null_mut(),
+                ),
+            );
+            check("clWaitForEvents", wait(1, &raw const event));
+            check("clReleaseEvent", release(event));
+        }
+        let grown = virtual_memory().saturating_sub(begun);
+        assert!(grown < KEPT * TIMES / 2, "{grown} bytes of what was freed are there");
+        self.finish();
+    }
+
     /// What PoCL would take for memory that is there, and what is in the wrong place.
     fn refusals(&self) {
         let kernel = self.kernel();
@@ -345,6 +421,13 @@ impl Program {
     }
 }
 
+/// Bytes of this process' address space (proc(5), statm).
+fn virtual_memory() -> usize {
+    let told = std::fs::read_to_string("/proc/self/statm").expect("proc(5) is there");
+    let pages = told.split(' ').next().and_then(|pages| pages.parse::<usize>().ok());
+    pages.expect("a number of pages") * 4096
+}
+
 fn main() {
     let cl = Loader::open();
     let (context, queue) = first_queue(&cl);
@@ -355,5 +438,7 @@ fn main() {
     // What was freed is allocated again.
     (0..3).for_each(|_| program.list());
     program.copies();
+    program.unmapped_at_once();
+    program.freed_behind_what_is_waited_for();
     println!("all of the list and all copies are right");
 }

@@ -114,7 +114,7 @@ pub(crate) fn settle(connection: &'static Connection, finished: Option<&Object>)
         let is_complete = of_queue
             || left.event.as_ref().is_some_and(|event| {
                 // What only holds a part of the arena is not worth a question.
-                let asks = left.delivery.is_some();
+                let asks = left.delivery.is_some() || !left.frees.is_empty();
                 event::is_known_complete(event) || (asks && event::state(event).is_ok_and(|state| state <= 0))
             });
         if !is_complete {
