@@ -17,6 +17,7 @@ use crate::event;
 use crate::lock;
 use crate::object::Object;
 use crate::queue;
+use crate::regions::Regions;
 use crate::svm;
 
 /// Data that goes to the application.
@@ -81,6 +82,18 @@ impl Pending {
     /// Such data goes nowhere.
     pub(crate) fn forget(&self, is_it: impl Fn(&Delivery) -> bool) {
         let _settling = lock(&self.settling);
+        self.drop_deliveries(is_it);
+    }
+
+    /// An allocation's memory goes, and data that was to go there; not while another thread takes some there. False if there is none.
+    pub(crate) fn give_back(&self, regions: &Regions, address: usize) -> bool {
+        let _settling = lock(&self.settling);
+        let size = regions.give_back(address);
+        self.drop_deliveries(|delivery| size.is_some_and(|size| delivery.goes_to(address, size)));
+        size.is_some()
+    }
+
+    fn drop_deliveries(&self, is_it: impl Fn(&Delivery) -> bool) {
         for left in lock(&self.list).iter_mut() {
             _ = left.delivery.take_if(|delivery| is_it(delivery));
         }
@@ -161,4 +174,27 @@ pub(crate) fn reclaim(connection: &'static Connection) -> Result<(), Code> {
 pub(crate) fn has_left(connection: &Connection, queue: &Object) -> bool {
     let list = lock(&connection.pending.list);
     list.iter().any(|left| std::ptr::eq(left.queue.as_ref(), queue))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::regions;
+
+    #[test]
+    fn memory_does_not_go_while_somebody_may_copy_to_it() {
+        let (pending, regions, at) = (Pending::default(), Regions::default(), regions::unused());
+        assert!(regions.reserve(at, 5000));
+        std::thread::scope(|scope| {
+            let settling = lock(&pending.settling);
+            let freeing = scope.spawn(|| pending.give_back(&regions, at));
+            std::thread::sleep(Duration::from_millis(50));
+            assert!(regions.has(at, 5000) && !freeing.is_finished());
+            drop(settling);
+            assert!(freeing.join().unwrap());
+        });
+        assert!(!regions.has(at, 1) && !pending.give_back(&regions, at));
+    }
 }

@@ -127,26 +127,16 @@ impl Regions {
     }
 }
 
+/// Where nothing is, for tests: far below what the kernel chooses, and elsewhere each time.
+#[cfg(test)]
+pub(crate) fn unused() -> usize {
+    static TAKEN: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0x2000_0000_0000);
+    TAKEN.fetch_add(16 * PAGE, std::sync::atomic::Ordering::Relaxed)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// Where nothing is.
-    fn free() -> usize {
-        // SAFETY: 1. a new mapping, at an address that the kernel chooses.
-        let there = unsafe {
-            rustix::mm::mmap_anonymous(
-                std::ptr::null_mut(),
-                16 * PAGE,
-                ProtFlags::READ,
-                MapFlags::PRIVATE | MapFlags::NORESERVE,
-            )
-        };
-        let there = there.unwrap();
-        // SAFETY: 1. it is this function's.
-        unsafe { rustix::mm::munmap(there, 16 * PAGE) }.unwrap();
-        there.expose_provenance()
-    }
 
     #[test]
     fn nothing_takes_the_place_of_what_is_there() {
@@ -155,7 +145,7 @@ mod tests {
         let taken = local.as_ptr().expose_provenance().next_multiple_of(PAGE);
         assert!(!regions.reserve(taken, 8) && !regions.has(taken, 1));
         assert!(!regions.reserve(0, 8) && !regions.reserve(taken + 1, 8) && !regions.reserve(PAGE, u64::MAX));
-        let at = free();
+        let at = unused();
         assert!(regions.reserve(at, 5000));
         assert!(!regions.reserve(at, 5000) && !regions.reserve(at + PAGE, 8));
         // SAFETY: 1. the memory was just reserved, and has two pages.
@@ -168,7 +158,7 @@ mod tests {
     #[test]
     fn parts_are_within_one_allocation() {
         let regions = Regions::default();
-        let at = free();
+        let at = unused();
         assert!(regions.reserve(at, 5000) && regions.reserve(at + 2 * PAGE, 10));
         assert!(regions.has(at, 5000) && regions.has(at + 4999, 1) && regions.has(at + 2 * PAGE, 10));
         assert!(!regions.has(at, 5001) && !regions.has(at + 5000, 0) && !regions.has(at + 5, u64::MAX));

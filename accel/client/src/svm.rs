@@ -143,11 +143,10 @@ fn at(address: SvmAddress) -> usize {
 /// Frees an allocation that no command works with any more.
 pub(crate) fn free(context: &Object, address: usize) -> Result<(), Code> {
     let connection = context.connection()?;
-    let Some(size) = connection.regions.give_back(address) else {
-        return Err(Code::INVALID_VALUE);
-    };
     // Data of a map that nobody has waited for would go where nothing is.
-    connection.pending.forget(|delivery| delivery.goes_to(address, size));
+    if !connection.pending.give_back(&connection.regions, address) {
+        return Err(Code::INVALID_VALUE);
+    }
     returned(connection, context, SvmAddress(address as u64))
 }
 
