@@ -29,8 +29,6 @@ use crate::{ClientConnection, Error, Offer, Protocol, ServerConnection, Settings
 
 /// The longest message.
 const MESSAGE: usize = 16 << 10;
-/// Connections that have not said what they are, and pairs that nobody has asked for yet, at a time.
-const MOST_WAITING: usize = 1024;
 
 /// When nothing is heard of a machine for so long, its connections have ended: seconds of silence, seconds between questions, questions.
 const SILENCE: (Duration, Duration, u32) = (Duration::from_secs(10), Duration::from_secs(5), 3);
@@ -315,6 +313,7 @@ impl Meeting {
     }
 
     /// Greets whoever has connected. A client is there once all of its pairs are; a pair is brought to its client, and is nothing more.
+    /// How many are greeted at a time, the caller bounds.
     ///
     /// # Errors
     /// Each of [`Error`]'s: then there is no client.
@@ -359,7 +358,7 @@ impl Meeting {
         };
         let name = name()?;
         let (sender, pairs) = mpsc::channel();
-        let waiting = Waiting::new(self, name.clone(), sender)?;
+        let waiting = Waiting::new(self, name.clone(), sender);
         let welcome = agreed.welcome(Wake::Sockets, Memory::File);
         say(&mut control, &Answer { name, welcome }, time)?;
         let mut channels: Vec<Option<Channel>> = (0..agreed.pairs).map(|_| None).collect();
@@ -395,17 +394,9 @@ struct Waiting<'a> {
 }
 
 impl<'a> Waiting<'a> {
-    fn new(meeting: &'a Meeting, name: String, sender: Sender<(u32, Channel)>) -> Result<Self, Error> {
-        let mut waiting = meeting.waiting();
-        if waiting.len() >= MOST_WAITING {
-            return Err(unsound(
-                "greeting",
-                format!("{MOST_WAITING} clients wait for their pairs already"),
-            ));
-        }
-        waiting.insert(name.clone(), sender);
-        drop(waiting);
-        Ok(Self { meeting, name })
+    fn new(meeting: &'a Meeting, name: String, sender: Sender<(u32, Channel)>) -> Self {
+        meeting.waiting().insert(name.clone(), sender);
+        Self { meeting, name }
     }
 }
 
