@@ -6,9 +6,10 @@
 //! ```
 //!
 //! Each end is a ring of its own, and the server serves them side by side. So a record that mentions an object of which another end's
-//! record may not be done has to wait for that (the hand-over; docs/accel.md, "Order across threads"): `Object::last` says which it is,
-//! [`End::done`] how far the server is. An end whose thread is about to wait for the device asks before that whether its records are
-//! done, so that nobody ever has to wait for such a wait. Knows no call but the question.
+//! record may not be done has to wait for that (the hand-over; docs/accel-client.md, "Order across threads"): `Object::last` says which it
+//! is, [`End::done`] how far the server is. An end whose thread is about to wait for the device asks before that whether its records are
+//! done, so that nobody has to wait for such a wait; but for one that began while no other end was in use, as then there is nobody to be
+//! told: it ends by itself, and who comes meanwhile with the same queue or event waits for that. Knows no call but the question.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -184,12 +185,12 @@ impl Connection {
 
     /// A record that has no answer. Errors are told later, by calls that wait.
     pub(crate) fn send<'a, C: Call<'a> + Copy>(&self, call: &C, touched: &Touched<'_>) -> Result<(), Code> {
+        if C::OP == <calls::CreateUserEvent as Call<'_>>::OP {
+            self.has_user_events.store(true, Ordering::Relaxed);
+        }
         if self.synchronous && touched.released.is_none() {
             let (_, answer) = self.call(|_| *call, touched, false)?;
             return answer.success(call).map(drop);
-        }
-        if C::OP == <calls::CreateUserEvent as Call<'_>>::OP {
-            self.has_user_events.store(true, Ordering::Relaxed);
         }
         let (_order, index, mut way) = self.turn(touched)?;
         self.data(&mut way, touched.reads)?;
@@ -212,9 +213,6 @@ impl Connection {
         touched: &Touched<'_>,
         waits: bool,
     ) -> Result<(C, Answer), Code> {
-        if C::OP == <calls::CreateUserEvent as Call<'_>>::OP {
-            self.has_user_events.store(true, Ordering::Relaxed);
-        }
         let (order, index, mut way) = self.turn(touched)?;
         let reply = self.room(&mut way)?.reply;
         let call = make(reply);
@@ -246,8 +244,8 @@ impl Connection {
         Ok((call, self.answer::<C>(&answer, reply)?))
     }
 
-    /// Whether a thread may have to know what this end has put before its call ends. A program with one thread asks for nothing, and
-    /// without user events each call ends by itself, whatever others do.
+    /// Whether a thread may have to know what this end has put before its call ends. A program with one thread asks for nothing: without
+    /// user events each call ends by itself, whatever others do, and a second thread that begins meanwhile waits for that end.
     fn may_be_waited_for(&self, mine: usize) -> bool {
         let is_used = |end: &End| end.put.load(Ordering::Relaxed) > 0;
         let others = self.ends.iter().enumerate().filter(|(index, _)| *index != mine);
