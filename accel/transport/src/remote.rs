@@ -113,7 +113,7 @@ pub fn connect_remote(
     let tls = match (address.is_secure, tls) {
         (false, _) => None,
         (true, Some(tls)) => Some(tls),
-        (true, None) => return Err(unsound("own", format!("{address} needs certificates to trust"))),
+        (true, None) => return Err(unusable(address, "there are no certificates to trust")),
     };
     let time = Time::new(offer.patience);
     let mut control = dial(address, tls, time)?;
@@ -168,10 +168,16 @@ fn dial(address: &Address, tls: Option<&Arc<ClientConfig>>, time: Time) -> Resul
         return Channel::new(socket.into());
     };
     let name = rustls::pki_types::ServerName::try_from(address.host.clone());
-    let name = name.map_err(|error| unsound("own", error.to_string()))?;
+    let name = name.map_err(|error| unusable(address, error))?;
     let state = rustls::ClientConnection::new(Arc::clone(config), name);
-    let state = state.map_err(|error| unsound("own", error.to_string()))?;
+    let state = state.map_err(|error| unusable(address, error))?;
     secured(socket, state.into(), time)
+}
+
+/// What this side was told of a server does not do for TLS.
+fn unusable(address: &Address, reason: impl fmt::Display) -> Error {
+    let reason = format!("{}: {reason}", address.host);
+    Error::io("use TLS with the server's name and certificates that were given")(io::Error::other(reason))
 }
 
 /// Has a handshake, to its end.
@@ -324,7 +330,7 @@ impl Meeting {
             None => Channel::new(socket.into())?,
             Some(config) => {
                 let state = rustls::ServerConnection::new(Arc::clone(config));
-                let state = state.map_err(|error| unsound("own", error.to_string()))?;
+                let state = state.map_err(|error| Error::io("begin TLS with a client")(io::Error::other(error)))?;
                 secured(socket, state.into(), time)?
             }
         };

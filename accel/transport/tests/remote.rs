@@ -265,6 +265,10 @@ fn strangers_get_nothing_and_trust_nobody() {
     assert!(error.contains("certificates to trust"), "{error}");
     let refused = connect_remote(&server.at("tcp"), None, &one);
     assert!(refused.is_err(), "{refused:?}");
+    // What is no name of a server is what this side was told.
+    let unnamed: Address = format!("tls://127.1:{}", server.address.port()).parse().unwrap();
+    let error = connect_remote(&unnamed, Some(&config), &one).unwrap_err().to_string();
+    assert!(error.contains("127.1: ") && !error.contains("protocol"), "{error}");
 }
 
 /// The bytes of a message.
