@@ -182,15 +182,9 @@ fn no_socket(pair: u32) -> Error {
 }
 
 /// What a client has got, if that is anything it asked for.
-fn accepted(welcome: Welcome, offer: &Offer) -> Result<(Agreement, Wake, Memory), Error> {
+pub(crate) fn accepted(welcome: Welcome, offer: &Offer) -> Result<(Agreement, Wake, Memory), Error> {
     match welcome {
         Welcome::Refused(reason) => Err(Protocol::Refused(reason).into()),
-        Welcome::Accepted { transport, pairs, .. }
-            if !offer.transports.contains(&transport) || pairs == 0 || pairs > offer.pairs =>
-        {
-            let reason = format!("{transport} with {pairs} pairs was not asked for");
-            Err(unsound("welcome", reason))
-        }
         Welcome::Accepted {
             transport,
             pairs,
@@ -206,6 +200,7 @@ fn accepted(welcome: Welcome, offer: &Offer) -> Result<(Agreement, Wake, Memory)
                 busy_poll,
                 arena,
             };
+            agreed.was_offered(offer)?;
             Ok((agreed, wake, memory))
         }
     }
@@ -337,7 +332,7 @@ impl Agreement {
     }
 
     /// Whether it is what a client has offered.
-    pub(crate) fn was_offered(&self, offer: &Offer) -> Result<(), Error> {
+    fn was_offered(&self, offer: &Offer) -> Result<(), Error> {
         let Self { transport, pairs, .. } = *self;
         match offer.transports.contains(&transport) && pairs > 0 && pairs <= offer.pairs {
             true => Ok(()),
@@ -354,8 +349,8 @@ impl Agreement {
         Ok(Window::create(Geometry::new(1, 2, self.arena)?)?.1)
     }
 
-    /// The server's half, of a client on another machine.
-    pub(crate) fn serve_remote(self, pairs: Vec<Channel>, client: OwnedFd) -> Result<ServerConnection, Error> {
+    /// The server's half, of a client whose records travel on streams: of this machine, of a guest or of another machine.
+    pub(crate) fn serve_streams(self, pairs: Vec<Channel>, client: OwnedFd) -> Result<ServerConnection, Error> {
         let arena = self.copy_of_arena()?;
         let mut bells = Vec::new();
         for channel in &pairs {
@@ -456,7 +451,7 @@ impl Agreement {
     ) -> Result<ServerConnection, Error> {
         let Some(window) = window else {
             let channels = sockets.into_iter().map(Channel::new).collect::<Result<Vec<_>, _>>()?;
-            return self.serve_remote(channels, client);
+            return self.serve_streams(channels, client);
         };
         self.assemble_at(window, sockets, client, &[])
     }

@@ -24,8 +24,9 @@ use rustls::{ClientConfig, ServerConfig};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::channel::Channel;
+use crate::connection::accepted;
 use crate::greeting::{Agreement, Hello, Memory, Wake, Welcome, bytes_of, unsound};
-use crate::{ClientConnection, Error, Offer, Protocol, ServerConnection, Settings, Transport};
+use crate::{ClientConnection, Error, Offer, ServerConnection, Settings, Transport};
 
 /// The longest message.
 const MESSAGE: usize = 16 << 10;
@@ -124,21 +125,7 @@ pub fn connect_remote(
     });
     say(&mut control, &hello, time)?;
     let Answer { name, welcome } = hear(&mut control, time)?;
-    let agreed = match welcome {
-        Welcome::Refused(reason) => return Err(Protocol::Refused(reason).into()),
-        Welcome::Accepted {
-            transport,
-            pairs,
-            arena,
-            ..
-        } => Agreement {
-            transport,
-            pairs,
-            busy_poll: Duration::ZERO,
-            arena,
-        },
-    };
-    agreed.was_offered(offer)?;
+    let (agreed, ..) = accepted(welcome, offer)?;
     let pair = |number| {
         let mut channel = dial(address, tls, time)?;
         let name = name.clone();
@@ -385,7 +372,7 @@ impl Meeting {
             // Nothing more is said on it.
             Channel::Tls(tls) => tls.socket.into(),
         };
-        agreed.serve_remote(channels.into_iter().flatten().collect(), control)
+        agreed.serve_streams(channels.into_iter().flatten().collect(), control)
     }
 
     fn waiting(&self) -> std::sync::MutexGuard<'_, HashMap<String, Sender<(u32, Channel)>>> {
