@@ -47,7 +47,7 @@ type Symbols = BTreeMap<String, BTreeMap<String, Vec<String>>>;
 /// The library for glibc; it stays in the build directory, where it is returned.
 pub(crate) fn for_glibc(context: &Context, task: &mut Task) -> Result<(PathBuf, Finished)> {
     let directory = context.target().join("glibc");
-    link_libraries(context, task, &directory)?;
+    let symbols = link_libraries(context, task, &directory)?;
     let mut command = driver(context);
     command.args(["--", "-C"]);
     command.arg(format!("link-arg=-L{}", directory.display()));
@@ -55,7 +55,10 @@ pub(crate) fn for_glibc(context: &Context, task: &mut Task) -> Result<(PathBuf, 
     command.args(["-C", "link-arg=-Wl,-z,defs"]);
     let finished = task.run_within(&mut command, LIMIT)?;
     let built = context.target().join("library").join(LIBRARY);
-    checked(&built, |needs| elf::no_newer_than(FLOOR, needs))?;
+    checked(&built, |needs| {
+        listed(&symbols, needs)?;
+        elf::no_newer_than(FLOOR, needs)
+    })?;
     Ok((built, finished))
 }
 
@@ -132,8 +135,17 @@ fn checked(built: &Path, check: impl FnOnce(&Needs) -> Result<()>) -> Result<()>
     elf::needs(&bytes).and_then(|needs| check(&needs)).with_context(said)
 }
 
-/// Makes what the linker reads in place of glibc: libraries without code, which have the list's symbols.
-fn link_libraries(context: &Context, task: &mut Task, directory: &Path) -> Result<()> {
+/// Refuses what needs a library that the list does not have.
+fn listed(symbols: &Symbols, needs: &Needs) -> Result<()> {
+    let mut libraries = needs.libraries.iter();
+    match libraries.find(|library| !symbols.contains_key(*library)) {
+        Some(other) => bail!("it needs {other}, which is not in {SYMBOLS}"),
+        None => Ok(()),
+    }
+}
+
+/// Makes what the linker reads in place of glibc: libraries without code, which have the list's symbols. The list is returned.
+fn link_libraries(context: &Context, task: &mut Task, directory: &Path) -> Result<Symbols> {
     fs::create_dir_all(directory)?;
     let list = context.root.join(SYMBOLS);
     let symbols: Symbols =
@@ -160,7 +172,7 @@ fn link_libraries(context: &Context, task: &mut Task, directory: &Path) -> Resul
     for (name, text) in scripts(&symbols, directory) {
         fs::write(directory.join(name), text)?;
     }
-    Ok(())
+    Ok(symbols)
 }
 
 /// Assembler's and linker's words for a library with these symbols.
@@ -210,6 +222,13 @@ mod tests {
         };
         assert!(needs.versions.len() > 5);
         elf::no_newer_than(FLOOR, &needs).unwrap();
+        listed(&list, &needs).unwrap();
+        let other = Needs {
+            libraries: vec!["libc.so.6".to_owned(), "libm.so.6".to_owned()],
+            versions: Vec::new(),
+        };
+        let error = listed(&list, &other).unwrap_err().to_string();
+        assert!(error.contains("libm.so.6"), "{error}");
         let mut symbols: Vec<_> = list.values().flat_map(BTreeMap::values).flatten().collect();
         let all = symbols.len();
         symbols.sort_unstable();
