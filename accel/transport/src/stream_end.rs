@@ -26,8 +26,10 @@ const DATA: u64 = 1;
 /// Bytes of the arena are wanted.
 const WANTED: u64 = 2;
 
-/// How much of the arena is copied at a time, and about as much as is taken of the socket at a time.
+/// How much of the arena is copied at a time, and as much as is taken of the socket at a time.
 const CHUNK: usize = 128 << 10;
+/// What waits to go is no more: bytes, what says which they are, and a record.
+const OUTGOING: usize = CHUNK + 2 * RECORD_LEN;
 
 /// How long a client may leave bytes in the socket that it has asked for.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -67,7 +69,7 @@ impl StreamEnd {
             channel,
             sequence,
             arena,
-            outgoing: Vec::new(),
+            outgoing: Vec::with_capacity(OUTGOING),
             incoming: vec![0; CHUNK].into(),
             filled: 0,
             taken: 0,
@@ -105,9 +107,13 @@ impl StreamEnd {
         let mut at = 0;
         while at < length {
             let step = (length - at).min(CHUNK as u64);
-            let begin = self.outgoing.len();
             // No more than a chunk.
-            self.outgoing.resize(begin + usize::try_from(step).unwrap_or(CHUNK), 0);
+            let more = usize::try_from(step).unwrap_or(CHUNK);
+            if self.outgoing.len() + more > CHUNK {
+                self.flush(Some(most))?;
+            }
+            let begin = self.outgoing.len();
+            self.outgoing.resize(begin + more, 0);
             part.read(at, self.outgoing.get_mut(begin..).unwrap_or_default())?;
             at += step;
             if self.outgoing.len() >= CHUNK {
@@ -428,6 +434,36 @@ mod tests {
         }
         drop(client);
         serving.join().unwrap();
+    }
+
+    #[test]
+    fn memory_of_a_stream_does_not_grow() {
+        let (near, far) = UnixStream::pair().unwrap();
+        let [server, client] = [near, far].map(|socket| Channel::new(socket.into()).unwrap());
+        let geometry = accel_window::Geometry::new(1, 2, 1 << 20).unwrap();
+        let arena = || Window::create(geometry).unwrap().1;
+        let mut server = StreamEnd::new(server, Sequence::Callers, arena());
+        let mut client = StreamEnd::new(client, Sequence::Stamped, arena());
+        let serving = std::thread::spawn(move || {
+            while let Ok(record) = server.receive(None) {
+                server.send(&record, PATIENCE).unwrap();
+            }
+            server.outgoing.capacity()
+        });
+        let chunk = CHUNK as u64;
+        for length in [chunk - 64, chunk - 63, chunk - 1, chunk, chunk + 1, 3 * chunk - 65] {
+            // Both sides have something to go already.
+            client.send_data(0, chunk / 2, PATIENCE).unwrap();
+            client.send_data(0, length, PATIENCE).unwrap();
+            client.send(&Record::default(), PATIENCE).unwrap();
+            client.want(0, chunk / 2);
+            client.want(0, length);
+            client.receive(Some(PATIENCE)).unwrap();
+            client.take_data(0, length, PATIENCE).unwrap();
+        }
+        assert_eq!(client.outgoing.capacity(), OUTGOING);
+        drop(client);
+        assert_eq!(serving.join().unwrap(), OUTGOING);
     }
 
     #[test]
