@@ -82,7 +82,7 @@ impl Way {
 /// The end of a client's thread. It may go from thread to thread; one uses it at a time.
 ///
 /// After an error that is no [`Error::Deadline`] every later call ends in one, too: the connection is over. An answer that comes after
-/// its call's deadline is dropped by the next call.
+/// its call's deadline is dropped by the next call; but after a deadline with data under way, announced or asked for, a stream is over.
 #[derive(Debug)]
 pub struct ClientEnd {
     way: Way,

@@ -58,6 +58,10 @@ pub(crate) struct StreamEnd {
     coming: Option<(Part, u64)>,
     /// The last ones that have come.
     came: Option<Part>,
+    /// Bytes of the arena that this side has announced or asked for are on their way.
+    has_data_under_way: bool,
+    /// A deadline has passed meanwhile: bytes that come later, or the rest of them, would pass for others.
+    is_over: bool,
     sent: u64,
     received: u64,
     pub(crate) counters: Counters,
@@ -75,6 +79,8 @@ impl StreamEnd {
             taken: 0,
             coming: None,
             came: None,
+            has_data_under_way: false,
+            is_over: false,
             sent: 0,
             received: 0,
             counters: Counters::default(),
@@ -103,6 +109,7 @@ impl StreamEnd {
             return Ok(());
         }
         let part = self.arena.slice(offset, length)?;
+        let had = std::mem::replace(&mut self.has_data_under_way, true);
         self.say(DATA, Part { offset, length });
         let mut at = 0;
         while at < length {
@@ -120,6 +127,7 @@ impl StreamEnd {
                 self.flush(Some(most))?;
             }
         }
+        self.has_data_under_way = had;
         Ok(())
     }
 
@@ -127,6 +135,7 @@ impl StreamEnd {
     pub(crate) fn want(&mut self, offset: u64, length: u64) {
         if length > 0 {
             self.came = None;
+            self.has_data_under_way = true;
             self.say(WANTED, Part { offset, length });
         }
     }
@@ -148,6 +157,7 @@ impl StreamEnd {
                 None => self.fill(&mut begun, Some(most), "bytes of a buffer")?,
             }
         }
+        self.has_data_under_way = false;
         Ok(())
     }
 
@@ -158,6 +168,9 @@ impl StreamEnd {
 
     /// Lets all that was put go.
     pub(crate) fn flush(&mut self, most: Option<Duration>) -> Result<(), Error> {
+        if self.is_over {
+            return Err(Error::PeerGone);
+        }
         let (mut gone, mut begun) = (0, None);
         let outcome = loop {
             let rest = self.outgoing.get(gone..).unwrap_or_default();
@@ -182,6 +195,7 @@ impl StreamEnd {
             }
         };
         self.outgoing.drain(..gone);
+        self.is_over = outcome.is_err() && self.has_data_under_way;
         outcome
     }
 
@@ -216,7 +230,11 @@ impl StreamEnd {
                 *begun = None;
                 Ok(())
             }
-            Err(error) => again(error).and_then(|call| check(begun, call, most, what)),
+            Err(error) => {
+                let outcome = again(error).and_then(|call| check(begun, call, most, what));
+                self.is_over = outcome.is_err() && self.has_data_under_way;
+                outcome
+            }
         }
     }
 
@@ -434,6 +452,35 @@ mod tests {
         }
         drop(client);
         serving.join().unwrap();
+    }
+
+    #[test]
+    fn bytes_that_come_after_their_deadline_pass_for_no_others() {
+        let (near, mut far) = UnixStream::pair().unwrap();
+        let mut client = StreamEnd::new(Channel::new(near.into()).unwrap(), Sequence::Stamped, arena());
+        client.want(8, 4);
+        let error = client.take_data(8, 4, CALL).unwrap_err();
+        assert!(matches!(error, Error::Deadline { .. }), "{error}");
+        far.write_all(&frame([DATA, SEQUENCE_LIMIT, 8, 4])).unwrap();
+        far.write_all(b"late").unwrap();
+        client.want(8, 4);
+        let error = client.take_data(8, 4, CALL).unwrap_err();
+        assert!(matches!(error, Error::PeerGone), "{error}");
+        let error = client.receive(Some(CALL)).unwrap_err();
+        assert!(matches!(error, Error::PeerGone), "{error}");
+    }
+
+    #[test]
+    fn bytes_whose_rest_has_not_gone_in_time_end_the_stream() {
+        let (mut end, client) = ends();
+        rustix::net::sockopt::set_socket_send_buffer_size(end.channel.socket(), 4096).unwrap();
+        let geometry = accel_window::Geometry::new(1, 2, 1 << 20).unwrap();
+        end.arena = Window::create(geometry).unwrap().1;
+        let error = end.send_data(0, 1 << 20, CALL).unwrap_err();
+        assert!(matches!(error, Error::Deadline { .. }), "{error}");
+        let error = end.flush(Some(CALL)).unwrap_err();
+        assert!(matches!(error, Error::PeerGone), "{error}");
+        drop(client);
     }
 
     #[test]
