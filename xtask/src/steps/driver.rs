@@ -66,9 +66,10 @@ pub(crate) fn for_glibc(context: &Context, task: &mut Task) -> Result<(PathBuf, 
 pub(crate) fn for_musl(context: &Context, task: &mut Task) -> Result<(PathBuf, Finished)> {
     let directory = context.target().join("musl-unwind");
     fs::create_dir_all(&directory)?;
-    let mut rustc = Command::new("rustc");
-    let told = rustc.args(["--print", "target-libdir", "--target", MUSL]).output()?;
-    let unwind = Path::new(String::from_utf8(told.stdout)?.trim()).join("self-contained/libunwind.a");
+    let unwind = of_target(MUSL)?.join("self-contained/libunwind.a");
+    if !unwind.exists() {
+        bail!("{} is not there; run: rustup target add {MUSL}", unwind.display());
+    }
     publish(&unwind, &directory.join("libgcc_s.a"))?;
     let mut command = driver(context);
     // Programs for that target are static unless they are told otherwise; a library that is to be loaded cannot be.
@@ -90,6 +91,22 @@ pub(crate) fn for_musl(context: &Context, task: &mut Task) -> Result<(PathBuf, F
     Ok((built, finished))
 }
 
+/// Where Rust has its libraries for a target.
+fn of_target(target: &str) -> Result<PathBuf> {
+    let mut rustc = Command::new("rustc");
+    let told = rustc.args(["--print", "target-libdir", "--target", target]).output();
+    let told = told.context("cannot run rustc")?;
+    if !told.status.success() {
+        let reason = String::from_utf8_lossy(&told.stderr);
+        bail!(
+            "rustc does not say where its libraries for {target} are ({}): {}; if it is not installed, run: rustup target add {target}",
+            told.status,
+            reason.trim()
+        );
+    }
+    Ok(String::from_utf8(told.stdout)?.trim().into())
+}
+
 /// Has a program of each C library load its library and call it, with a server behind it that does nothing.
 pub(crate) fn loads(context: &Context, task: &mut Task, server: &Path, libraries: [(&str, &Path); 2]) -> Result<()> {
     let directory = context.target().join("loads");
@@ -105,7 +122,7 @@ pub(crate) fn loads(context: &Context, task: &mut Task, server: &Path, libraries
         run.args(["-c", WITH_SERVER, "sh"]).args([server, &program, library]);
         // Of a path from here, because a socket's is short.
         run.current_dir(&directory).env("BASALT_ACCEL_SOCKET", SOCKET);
-        run.env("BASALT_ACCEL_DEBUG", "1").env("SERVER_MOVES_NOTHING", "1");
+        run.env("BASALT_ACCEL_DEBUG", "1");
         let failed = || {
             format!(
                 "a program of {compiler} cannot use {}; its words are in the step's log",
@@ -208,6 +225,16 @@ fn scripts(symbols: &Symbols, directory: &Path) -> Vec<(String, String)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_target_that_rustc_does_not_know_is_an_error_with_its_words() {
+        let error = of_target("x86_64-of-nobody").unwrap_err().to_string();
+        assert!(
+            error.contains("x86_64-of-nobody") && error.contains("rustup target add"),
+            "{error}"
+        );
+        assert!(error.contains("exit status"), "{error}");
+    }
 
     #[test]
     fn the_list_has_no_newer_version_than_the_floor() {

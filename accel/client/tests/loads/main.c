@@ -1,6 +1,7 @@
 /*
- * Loads the client's library as a loader does, and has its server write and read memory. For C libraries that the tests of Rust are not
- * compiled for: `cargo xtask` compiles it with each, and runs it with what it has built.
+ * Loads the client's library as a loader does, and calls its server from four threads, each with a queue and a buffer of its own. For C
+ * libraries that the tests of Rust are not compiled for: `cargo xtask` compiles it with each, and runs it with what it has built and the
+ * server `null`, which moves no data. So what is seen is that the library loads, that calls are answered, and that threads come to an end.
  */
 #include <dlfcn.h>
 #include <pthread.h>
@@ -58,7 +59,7 @@ static void must(const char *what, int code)
 	}
 }
 
-/* What a thread does with a queue of its own: what it has written is what it reads, unless the server moves nothing (`null`). */
+/* What a thread does. */
 static void *writes_and_reads(void *argument)
 {
 	object **arguments = argument, device = arguments[1], context = arguments[2], queue, buffer;
@@ -75,10 +76,6 @@ static void *writes_and_reads(void *argument)
 		table[ENQUEUE_WRITE_BUFFER])(queue, buffer, 0, 0, SIZE, out, 0, NULL, NULL));
 	must("clEnqueueReadBuffer", ((int (*)(object, object, unsigned, size_t, size_t, void *, unsigned, const object *, object *))
 		table[ENQUEUE_READ_BUFFER])(queue, buffer, 1, 0, SIZE, in, 0, NULL, NULL));
-	if (!getenv("SERVER_MOVES_NOTHING") && memcmp(in, out, SIZE)) {
-		fprintf(stderr, "what was read is not what was written\n");
-		exit(1);
-	}
 	must("clReleaseMemObject", ((int (*)(object))table[RELEASE_MEM_OBJECT])(buffer));
 	must("clReleaseCommandQueue", ((int (*)(object))table[RELEASE_COMMAND_QUEUE])(queue));
 	free(out);
@@ -107,6 +104,6 @@ int main(int count, char **arguments)
 	for (int i = 0; i < 4; i++)
 		must("pthread_join", pthread_join(threads[i], NULL));
 	must("clReleaseContext", ((int (*)(object))table[RELEASE_CONTEXT])(context));
-	puts("written and read");
+	puts("loaded and answered");
 	return 0;
 }
