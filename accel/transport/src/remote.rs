@@ -11,7 +11,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::io;
-use std::net::{TcpStream, ToSocketAddrs as _};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs as _};
 use std::os::fd::OwnedFd;
 use std::str::FromStr;
 use std::sync::mpsc::{self, Sender};
@@ -19,7 +19,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use accel_window::VERSIONS;
-use rustix::net::sockopt;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use rustls::{ClientConfig, ServerConfig};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
@@ -117,7 +119,9 @@ pub fn connect_remote(
         (true, None) => return Err(unusable(address, "there are no certificates to trust")),
     };
     let time = Time::new(offer.patience);
-    let mut control = dial(address, tls, time)?;
+    let (socket, peer) = dial_first(address, time)?;
+    let mut control = opened(socket, address, tls)?;
+    secure(&mut control, time)?;
     let hello = Begin::Client(Hello {
         versions: (*VERSIONS.start(), *VERSIONS.end()),
         transports: offer.transports.clone(),
@@ -126,30 +130,72 @@ pub fn connect_remote(
     say(&mut control, &hello, time)?;
     let Answer { name, welcome } = hear(&mut control, time)?;
     let (agreed, ..) = accepted(welcome, offer)?;
-    let pair = |number| {
-        let mut channel = dial(address, tls, time)?;
+    // Side by side: one after the other, each would take its round trips of the time that all have.
+    let dialled = (0..agreed.pairs)
+        .map(|_| dial(peer))
+        .collect::<Result<Vec<_>, Error>>()?;
+    let open = |socket| opened(connected(socket, time)?, address, tls);
+    let mut pairs = dialled.into_iter().map(open).collect::<Result<Vec<_>, Error>>()?;
+    for (number, channel) in (0..).zip(&mut pairs) {
+        secure(channel, time)?;
         let name = name.clone();
-        say(&mut channel, &Begin::Pair { name, number }, time)?;
-        Ok(channel)
-    };
-    let pairs = (0..agreed.pairs).map(pair).collect::<Result<Vec<_>, Error>>()?;
+        say(channel, &Begin::Pair { name, number }, time)?;
+    }
     ClientConnection::remote(agreed, control, pairs)
 }
 
-/// A connection to a server, ready for messages.
-fn dial(address: &Address, tls: Option<&Arc<ClientConfig>>, time: Time) -> Result<Channel, Error> {
-    let dialled = || -> io::Result<TcpStream> {
-        let mut last = io::Error::other("its name has no address");
-        for address in (address.host.as_str(), address.port).to_socket_addrs()? {
-            let left = time.left().max(Duration::from_millis(1));
-            match TcpStream::connect_timeout(&address, left) {
-                Ok(socket) => return Ok(socket),
-                Err(error) => last = error,
+/// A connection to a server that is about to be there.
+fn dial(peer: SocketAddr) -> Result<OwnedFd, Error> {
+    let family = match peer {
+        SocketAddr::V4(_) => AddressFamily::INET,
+        SocketAddr::V6(_) => AddressFamily::INET6,
+    };
+    let dialled = || -> rustix::io::Result<OwnedFd> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
+        match rustix::net::connect(&socket, &peer) {
+            Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
+            Err(error) => Err(error),
+        }
+    };
+    dialled().map_err(Error::io("connect to the server"))
+}
+
+/// The same once it is there.
+fn connected(socket: OwnedFd, time: Time) -> Result<TcpStream, Error> {
+    let is_there = || -> rustix::io::Result<()> {
+        loop {
+            let left = time.left();
+            let left = Timespec::try_from(left).map_err(|_| Errno::INVAL)?;
+            match rustix::event::poll(&mut [PollFd::new(&socket, PollFlags::OUT)], Some(&left)) {
+                Ok(0) => return Err(Errno::TIMEDOUT),
+                Ok(_) => return sockopt::socket_error(&socket)?,
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error),
             }
         }
-        Err(last)
     };
-    let socket = dialled().map_err(Error::io("connect to the server"))?;
+    is_there()
+        .and_then(|()| rustix::io::ioctl_fionbio(&socket, false))
+        .map_err(Error::io("connect to the server"))?;
+    Ok(socket.into())
+}
+
+/// A connection with the first address of a server's that answers, and that address.
+fn dial_first(address: &Address, time: Time) -> Result<(TcpStream, SocketAddr), Error> {
+    let named = (address.host.as_str(), address.port).to_socket_addrs();
+    let mut last = Error::io("connect to the server")(io::Error::other("its name has no address"));
+    for peer in named.map_err(Error::io("connect to the server"))? {
+        match dial(peer).and_then(|socket| connected(socket, time)) {
+            Ok(socket) => return Ok((socket, peer)),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+/// What goes through a connection; with TLS its first words are on their way.
+fn opened(socket: TcpStream, address: &Address, tls: Option<&Arc<ClientConfig>>) -> Result<Channel, Error> {
     keep_alive(&socket)?;
     let Some(config) = tls else {
         return Channel::new(socket.into());
@@ -158,7 +204,11 @@ fn dial(address: &Address, tls: Option<&Arc<ClientConfig>>, time: Time) -> Resul
     let name = name.map_err(|error| unusable(address, error))?;
     let state = rustls::ClientConnection::new(Arc::clone(config), name);
     let state = state.map_err(|error| unusable(address, error))?;
-    secured(socket, state.into(), time)
+    let mut channel = Channel::tls(socket, state.into())?;
+    match channel.flush() {
+        Err(error) if !is_not_yet(&error) => Err(Error::io("agree with the other side on TLS")(error)),
+        _ => Ok(channel),
+    }
 }
 
 /// What this side was told of a server does not do for TLS.
@@ -167,11 +217,10 @@ fn unusable(address: &Address, reason: impl fmt::Display) -> Error {
     Error::io("use TLS with the server's name and certificates that were given")(io::Error::other(reason))
 }
 
-/// Has a handshake, to its end.
-fn secured(socket: TcpStream, state: rustls::Connection, time: Time) -> Result<Channel, Error> {
-    let mut channel = Channel::tls(socket, state)?;
-    let Channel::Tls(tls) = &mut channel else {
-        return Ok(channel);
+/// Has a handshake where there is TLS, to its end.
+fn secure(channel: &mut Channel, time: Time) -> Result<(), Error> {
+    let Channel::Tls(tls) = channel else {
+        return Ok(());
     };
     while tls.state.is_handshaking() {
         let advanced = tls.advance();
@@ -182,7 +231,7 @@ fn secured(socket: TcpStream, state: rustls::Connection, time: Time) -> Result<C
             Err(error) => return Err(Error::io("agree with the other side on TLS")(error)),
         }
     }
-    Ok(channel)
+    Ok(())
 }
 
 fn is_not_yet(error: &io::Error) -> bool {
@@ -318,7 +367,9 @@ impl Meeting {
             Some(config) => {
                 let state = rustls::ServerConnection::new(Arc::clone(config));
                 let state = state.map_err(|error| Error::io("begin TLS with a client")(io::Error::other(error)))?;
-                secured(socket, state.into(), time)?
+                let mut channel = Channel::tls(socket, state.into())?;
+                secure(&mut channel, time)?;
+                channel
             }
         };
         match hear(&mut channel, time)? {

@@ -150,6 +150,31 @@ fn exchanges(connection: ClientConnection, length: u64) {
     });
 }
 
+/// A way to a server on which everything takes this long, in each direction.
+fn far_away(server: SocketAddr, delay: Duration) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let pass = move |mut from: TcpStream, mut to: TcpStream| {
+        let mut bytes = vec![0; 1 << 16];
+        while let Ok(got @ 1..) = from.read(&mut bytes) {
+            std::thread::sleep(delay);
+            if to.write_all(&bytes[..got]).is_err() {
+                break;
+            }
+        }
+        _ = to.shutdown(std::net::Shutdown::Write);
+    };
+    std::thread::spawn(move || {
+        for near in listener.incoming() {
+            let (near, far) = (near.unwrap(), TcpStream::connect(server).unwrap());
+            let (back, forth) = (near.try_clone().unwrap(), far.try_clone().unwrap());
+            std::thread::spawn(move || pass(near, far));
+            std::thread::spawn(move || pass(forth, back));
+        }
+    });
+    address
+}
+
 /// Keys and certificates, made by `openssl`.
 struct Authority {
     directory: tempfile::TempDir,
@@ -233,6 +258,26 @@ fn records_and_bytes_travel_by_tls_between_those_who_know_each_other() {
     let connection = connect_remote(&server.at("tls"), Some(&config), &offer(Transport::Stream, 3)).unwrap();
     exchanges(connection, 150_000);
     assert_eq!(server.said(), "gone");
+}
+
+#[test]
+fn pairs_are_met_side_by_side_however_far_away_the_server_is() {
+    let authority = Authority::new("one");
+    let config = tls::server(&authority.identity("server"), None).unwrap();
+    let settings = Settings {
+        pairs: 16,
+        ..settings(MOST)
+    };
+    let server = Server::of(Meeting::new(&settings, Some(config)));
+    let address = far_away(server.address, Duration::from_millis(200));
+    let address: Address = format!("tls://127.0.0.1:{}", address.port()).parse().unwrap();
+    let offer = Offer {
+        // Sixteen handshakes alone, one behind the other, would take more than six seconds.
+        patience: Duration::from_secs(4),
+        ..offer(Transport::Stream, 16)
+    };
+    let connection = connect_remote(&address, Some(&of_client(&authority.ca(), None)), &offer).unwrap();
+    assert_eq!(connection.ends.len(), 16);
 }
 
 #[test]
