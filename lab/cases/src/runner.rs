@@ -187,7 +187,7 @@ fn keep_first(directory: &Path) -> Result<()> {
 
 /// Why a case failed, in one line that whoever sees only a run's end can do something with: it says so last.
 fn reason_in(path: &Path) -> Result<String> {
-    const LENGTH: usize = 300;
+    const LENGTH: usize = 800;
     let text = String::from_utf8_lossy(&std::fs::read(path)?).into_owned();
     let last = text.lines().rev().map(str::trim).find(|line| !line.is_empty());
     Ok(last

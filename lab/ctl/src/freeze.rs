@@ -3,22 +3,43 @@
 //!
 //! The kernel lets the thread go on when this process ends, however it ends (ptrace(2): a tracer's end detaches its tracees).
 
-use std::io;
+use std::io::{self, Write as _};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 use crate::monitor::Monitor;
 use crate::state::State;
 
-/// For so long. Other CPUs go on, unless the emulator has to have all of them stand still for a moment, for which they wait as well.
+/// So often a thread may be stopped at a bad moment, and how long the monitor is waited for to know that it is none.
+const TRIES: usize = 5;
+const ANSWER: Duration = Duration::from_secs(2);
+
+/// Says `frozen` when it does, for so long from then on. Other CPUs go on, unless the emulator has to have all of them stand still for a
+/// moment, for which they wait as well.
 pub(crate) fn freeze(state: &State, cpu: u32, time: Duration) -> Result<()> {
     let told = Monitor::open(state)?.human("info cpus")?;
     let thread = thread_of(&told, cpu).with_context(|| format!("the lab's host has no CPU {cpu}: {told}"))?;
-    let stopped = Stopped::stop(thread).with_context(|| format!("the emulator's thread {thread} cannot be stopped"))?;
+    let stopped = alone(state, thread)?;
+    writeln!(io::stdout(), "frozen")?;
     std::thread::sleep(time);
     drop(stopped);
     Ok(())
+}
+
+/// A thread that holds no lock that others need: the emulator's great lock is a CPU's while it takes an interrupt, and the monitor has it to answer.
+fn alone(state: &State, thread: libc::pid_t) -> Result<Stopped> {
+    for _ in 0..TRIES {
+        let stopped =
+            Stopped::stop(thread).with_context(|| format!("the emulator's thread {thread} cannot be stopped"))?;
+        if Monitor::open_within(state, ANSWER).is_ok() {
+            return Ok(stopped);
+        }
+        drop(stopped);
+        // It has something to answer first.
+        Monitor::open(state)?;
+    }
+    bail!("the emulator's thread {thread} had a lock that others need each time that it was stopped, {TRIES} times")
 }
 
 /// In what the monitor says of its CPUs: `* CPU #0: thread_id=4711`.

@@ -20,9 +20,14 @@ pub(crate) struct Monitor {
 
 impl Monitor {
     pub(crate) fn open(state: &State) -> Result<Self> {
+        Self::open_within(state, PATIENCE)
+    }
+
+    /// With another limit for each answer.
+    pub(crate) fn open_within(state: &State, patience: Duration) -> Result<Self> {
         let path = state.qmp();
         let socket = UnixStream::connect(&path).with_context(|| format!("cannot connect to {}", path.display()))?;
-        socket.set_read_timeout(Some(PATIENCE))?;
+        socket.set_read_timeout(Some(patience))?;
         let mut monitor = Self {
             socket: BufReader::new(socket),
         };

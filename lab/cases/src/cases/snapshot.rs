@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use agent_api::{Collected, Connection, ExecRequest, VSOCK_PORT};
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use network::Attachment;
 use reservation::Device;
 use state::Container;
@@ -370,16 +370,19 @@ fn boot(stage: &Stage<'_>) -> Result<(Vm, Report)> {
         let at_work = |report: &Report| stage.has_gone_on(report, &Report::default());
         stage.wait_within(3 * PATIENCE, "the load", at_work)
     };
-    let first = begin().or_else(|error| Err(error.context(evidence(stage, &machine)?)))?;
+    let first = begin().or_else(|error| Err(evidence(stage, &machine, &error)?))?;
     Ok((machine, first))
 }
 
-/// What can be learnt of a guest that does not answer.
-fn evidence(stage: &Stage<'_>, machine: &Vm) -> Result<String> {
+/// An error with all that can be learnt of a guest that does not answer. What tells a guest that stands still from an answer that was lost
+/// is in the last line, which is all that a run's sum shows.
+fn evidence(stage: &Stage<'_>, machine: &Vm, error: &anyhow::Error) -> Result<anyhow::Error> {
     let (agent, load) = (stage.agent().map(drop), stage.report_within(ATTEMPT));
     let (console, threads) = (machine.console()?, stall::evidence(machine.vmm.pid()));
-    Ok(format!(
-        "the guest's agent: {agent:?}\nits load: {load:?}\nthe console:\n{console}\nthe VMM's threads:\n{threads}"
+    let agent = agent.map_or_else(|error| format!("{error:#}"), |()| "answers".to_owned());
+    let load = load.map_or_else(|error| format!("{error:#}"), |report| format!("{report:?}"));
+    Ok(anyhow!(
+        "the console:\n{console}\nthe VMM's threads:\n{threads}\n{error:#}; asked again, the guest's agent: {agent}; its load: {load}"
     ))
 }
 
@@ -389,11 +392,12 @@ fn wait_for_load(stage: &Stage<'_>, machine: &Vm) -> Result<()> {
     let mut refused = 0;
     while let Err(error) = stage.report_within(ATTEMPT) {
         refused += 1;
-        ensure!(
-            Instant::now() < deadline,
-            "after {refused} attempts in {PATIENCE:?} the load does not listen: {error:#}\n{}",
-            evidence(stage, machine)?
-        );
+        if Instant::now() > deadline {
+            let error = error.context(format!(
+                "after {refused} attempts in {PATIENCE:?} the load does not listen"
+            ));
+            return Err(evidence(stage, machine, &error)?);
+        }
         std::thread::sleep(Duration::from_millis(100));
     }
     Ok(())
