@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 use host::jail::{Isolation, Launch, Pool, argument, spawn};
 use rustix::io::Errno;
 use rustix::mount::MountFlags;
-use rustix::net::{AddressFamily, SocketType};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustix::process::{Pid, Signal};
 use rustix::thread::CapabilitySet;
 
@@ -56,7 +56,7 @@ fn inside(victim: i32) {
     say("mount", mounted == Err(Errno::PERM));
     say(
         "raw socket",
-        rustix::net::socket(AddressFamily::INET, SocketType::RAW, None).is_err(),
+        rustix::net::socket_with(AddressFamily::INET, SocketType::RAW, SocketFlags::CLOEXEC, None).is_err(),
     );
     let victim = Pid::from_raw(victim).unwrap();
     say("kill", rustix::process::kill_process(victim, Signal::KILL).is_err());

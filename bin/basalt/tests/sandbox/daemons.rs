@@ -328,7 +328,7 @@ pub(crate) fn a_daemon_that_ends_just_now_is_followed_by_another() {
     rustix::net::listen(&dying, 8).unwrap();
     let asked = std::thread::spawn(move || {
         for _ in 0..3 {
-            drop(rustix::net::accept(&dying).unwrap());
+            drop(rustix::net::accept_with(&dying, SocketFlags::CLOEXEC).unwrap());
         }
     });
     let listed = world.verb(&["ps"]);

@@ -526,7 +526,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let paths = Paths::new(directory.path().to_owned()).sandbox("aaaaaaaaaaaa");
         std::fs::create_dir_all(&paths.run).unwrap();
-        let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+        let socket =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
         let address = rustix::net::SocketAddrUnix::new(paths.control()).unwrap();
         rustix::net::bind(&socket, &address).unwrap();
         rustix::net::listen(&socket, 1).unwrap();

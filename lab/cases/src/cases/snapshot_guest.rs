@@ -15,6 +15,7 @@ use std::sync::{Mutex, Once};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use rustix::net::SocketFlags;
 
 use super::network::WORLD4;
 use super::vsock::socket;
@@ -189,9 +190,10 @@ fn listen(port: u32) -> Result<OwnedFd> {
     Ok(listener)
 }
 
+/// Programs that loads start inherit no connection: nobody would see its end before theirs.
 fn serve(listener: &OwnedFd, mut answer: impl FnMut(UnixStream)) {
     loop {
-        match rustix::net::accept(listener) {
+        match rustix::net::accept_with(listener, SocketFlags::CLOEXEC) {
             Ok(stream) => answer(UnixStream::from(stream)),
             Err(error) => wrong(&format!("accept: {error}")),
         }

@@ -90,7 +90,7 @@ pub(super) fn program() -> Result<()> {
     let mut attributes = tcgetattr(stdin)?;
     attributes.make_raw();
     tcsetattr(stdin, OptionalActions::Now, &attributes)?;
-    let mut output = File::from(rustix::io::dup(rustix::stdio::stdout())?);
+    let mut output = File::from(rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 0)?);
     let mut own = output.try_clone()?;
     thread::spawn(move || {
         // Whole records: no other comes between in one write to a terminal.
@@ -101,7 +101,7 @@ pub(super) fn program() -> Result<()> {
             thread::sleep(PAUSE);
         }
     });
-    let mut input = File::from(rustix::io::dup(stdin)?);
+    let mut input = File::from(rustix::io::fcntl_dupfd_cloexec(stdin, 0)?);
     let mut typed = [0; RECORD];
     for number in 0.. {
         input.read_exact(&mut typed)?;

@@ -93,7 +93,7 @@ fn guest(_: &[String]) -> Result<()> {
     let echo = std::thread::spawn(move || -> Result<()> {
         let mut workers = Vec::new();
         for _ in 0..20 {
-            let stream = UnixStream::from(rustix::net::accept(&listener)?);
+            let stream = UnixStream::from(rustix::net::accept_with(&listener, rustix::net::SocketFlags::CLOEXEC)?);
             workers.push(std::thread::spawn(move || echo_all(stream)));
         }
         for worker in workers {
