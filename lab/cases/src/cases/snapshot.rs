@@ -331,10 +331,7 @@ fn rounds(host: &Host, wire: &Wire, (cpus, owned): (u32, Option<Device>)) -> Res
         let resets = before.resets + 1;
         let goes_on = |report: &Report| stage.has_gone_on(report, &before) && report.resets >= resets;
         let after = stage.wait("the load's next steps, and the reset of the held connection", goes_on)?;
-        ensure!(
-            after.boot_id == first.boot_id,
-            "the boot id changed: {before:?}, {after:?}"
-        );
+        ensure!(after.boot_id == first.boot_id, "the boot id changed: {after:?}");
         ensure!(
             after.resets == resets,
             "more connections were reset than one: {after:?}"
@@ -377,12 +374,10 @@ fn boot(stage: &Stage<'_>) -> Result<(Vm, Report)> {
 /// An error with all that can be learnt of a guest that does not answer. What tells a guest that stands still from an answer that was lost
 /// is in the last line, which is all that a run's sum shows.
 fn evidence(stage: &Stage<'_>, machine: &Vm, error: &anyhow::Error) -> Result<anyhow::Error> {
-    let (agent, load) = (stage.agent().map(drop), stage.report_within(ATTEMPT));
+    let (agent, load) = (text(stage.agent()), text(stage.report_within(ATTEMPT)));
     let (console, threads) = (machine.console()?, stall::evidence(machine.vmm.pid()));
-    let agent = agent.map_or_else(|error| format!("{error:#}"), |()| "answers".to_owned());
-    let load = load.map_or_else(|error| format!("{error:#}"), |report| format!("{report:?}"));
     Ok(anyhow!(
-        "the console:\n{console}\nthe VMM's threads:\n{threads}\n{error:#}; asked again, the guest's agent: {agent}; its load: {load}"
+        "the console:\n{console}\nthe VMM's threads:\n{threads}\n{error:#}; asked again, the agent: {agent}; the load: {load}"
     ))
 }
 
