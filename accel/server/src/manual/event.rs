@@ -1,10 +1,10 @@
 //! What events are asked for: of those of before a machine was saved the server knows the answers itself.
 
-use accel_proto::opencl::{GetEventInfo, GetEventInfoReply, GetEventProfilingInfo, GetEventProfilingInfoReply};
-use accel_proto::{List, Plain as _};
+use accel_proto::opencl::{Event, GetEventInfo, GetEventInfoReply, GetEventProfilingInfo, GetEventProfilingInfoReply};
+use accel_proto::{Handle, List, Plain as _};
 
 use crate::api::{Code, P, check};
-use crate::marshal::{Answer, ask};
+use crate::marshal::{Answer, Many, ask, there};
 use crate::objects::{Past, State};
 use crate::session::Session;
 
@@ -16,6 +16,12 @@ const EVENT_COMMAND_EXECUTION_STATUS: u32 = 0x11d3;
 const EVENT_CONTEXT: u32 = 0x11d4;
 const PROFILING_COMMAND_QUEUED: u32 = 0x1280;
 const PROFILING_INFO_NOT_AVAILABLE: Code = Code(-7);
+
+/// Events that a command waits for.
+pub(super) fn waits(cx: &Session<'_>, count: u32, list: Option<&List<'_, Handle<Event>>>) -> Result<Many, Code> {
+    there(list.is_some(), count.into(), Code::INVALID_EVENT_WAIT_LIST)?;
+    cx.objects(list)
+}
 
 /// `clGetEventInfo`. What the client knows itself it does not ask for.
 pub(crate) fn get_event_info(cx: &mut Session<'_>, call: &GetEventInfo) -> Result<(), Code> {

@@ -6,10 +6,11 @@ use accel_proto::opencl::{
 };
 use accel_proto::{Handle, List, Span};
 
+use super::event::waits;
 use super::image_memory;
 use super::memory::{Contents, without_host};
 use crate::api::{Code, P, check};
-use crate::marshal::{Bytes, Properties, there};
+use crate::marshal::{Bytes, Properties};
 use crate::objects::{Form, Held, MaybeHeld};
 use crate::quota::Charge;
 use crate::session::Session;
@@ -357,12 +358,7 @@ pub(crate) fn enqueue_read_image(cx: &mut Session<'_>, call: &EnqueueReadImage<'
     check_span(cx, &image, (&call.region, pitches), call.ptr)?;
     let (origin, region) = (Bytes::new(Some(&call.origin)), Bytes::new(Some(&call.region)));
     let count = call.num_events_in_wait_list;
-    there(
-        call.event_wait_list.is_some(),
-        count.into(),
-        Code::INVALID_EVENT_WAIT_LIST,
-    )?;
-    let waits = cx.objects(call.event_wait_list.as_ref())?;
+    let waits = waits(cx, count, call.event_wait_list.as_ref())?;
     let mut event = cx.place(call.event);
     let at = cx.arena(call.ptr)?;
     let function = cx.api().clEnqueueReadImage()?;
@@ -393,12 +389,7 @@ pub(crate) fn enqueue_write_image(cx: &mut Session<'_>, call: &EnqueueWriteImage
     check_span(cx, &image, (&call.region, pitches), call.ptr)?;
     let (origin, region) = (Bytes::new(Some(&call.origin)), Bytes::new(Some(&call.region)));
     let count = call.num_events_in_wait_list;
-    there(
-        call.event_wait_list.is_some(),
-        count.into(),
-        Code::INVALID_EVENT_WAIT_LIST,
-    )?;
-    let waits = cx.objects(call.event_wait_list.as_ref())?;
+    let waits = waits(cx, count, call.event_wait_list.as_ref())?;
     let mut event = cx.place(call.event);
     let at = cx.arena(call.ptr)?;
     let function = cx.api().clEnqueueWriteImage()?;

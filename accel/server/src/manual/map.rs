@@ -8,7 +8,7 @@ use accel_proto::{Handle, List, Span};
 
 use super::image::{pitches, region_bytes, three};
 use crate::api::{Code, P, check};
-use crate::marshal::{Bytes, Many, Place, there};
+use crate::marshal::{Bytes, Many, Place};
 use crate::objects::{Held, Map, Region};
 use crate::session::Session;
 
@@ -39,11 +39,10 @@ impl Enqueued {
         event: Handle<Event>,
         blocks: bool,
     ) -> Result<Self, Code> {
-        there(waits.is_some(), count.into(), Code::INVALID_EVENT_WAIT_LIST)?;
         Ok(Self {
             queue: cx.object(queue)?,
             object,
-            waits: cx.objects(waits)?,
+            waits: super::event::waits(cx, count, waits)?,
             count,
             blocks,
             event: cx.place(event),

@@ -1,5 +1,6 @@
 //! Shared virtual memory. Whatever address a client sends is looked up in the table of what it has; the back end hears of no other.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use accel_proto::opencl::{
@@ -8,10 +9,11 @@ use accel_proto::opencl::{
 };
 use accel_proto::{List, Memory, SvmAddress};
 
+use super::event::waits;
 use super::kernel::takes;
 use crate::api::{Code, P, check};
 use crate::arguments::Argument;
-use crate::marshal::{Bytes, there};
+use crate::marshal::Bytes;
 use crate::objects::{Held, State};
 use crate::quota::Charge;
 use crate::session::Session;
@@ -127,38 +129,32 @@ pub(crate) fn svm_free(cx: &mut Session<'_>, call: &SVMFree) -> Result<(), Code>
     Ok(())
 }
 
-/// So many bytes of shared virtual memory for a command in that queue.
-fn shared(cx: &Session<'_>, address: SvmAddress, length: u64, queue: &Held) -> Result<P, Code> {
+/// So many bytes of shared virtual memory for a command in that queue. The allocation is to be held until the queue has the command: another
+/// thread may free it meanwhile, and then it stays for the commands that the queues have alone.
+fn shared(cx: &Session<'_>, address: SvmAddress, length: u64, queue: &Held) -> Result<(P, Arc<Allocation>), Code> {
     let found = cx.client.svm.find(address.0, length)?;
     let is_of = found.is_of(queue);
-    is_of.then(|| found.at(address.0)).ok_or(Code::INVALID_VALUE)
+    is_of.then(|| (found.at(address.0), found)).ok_or(Code::INVALID_VALUE)
 }
 
 /// The same, or bytes of the arena.
-fn either(cx: &Session<'_>, memory: Memory, length: u64, queue: &Held) -> Result<P, Code> {
+fn either(cx: &Session<'_>, memory: Memory, length: u64, queue: &Held) -> Result<(P, Option<Arc<Allocation>>), Code> {
     match memory {
-        Memory::Svm(address) => shared(cx, address, length, queue),
-        Memory::Arena(span) => cx.arena(Some(span)),
+        Memory::Svm(address) => shared(cx, address, length, queue).map(|(at, held)| (at, Some(held))),
+        Memory::Arena(span) => cx.arena(Some(span)).map(|at| (at, None)),
     }
 }
 
 /// `clEnqueueSVMMemcpy`.
 pub(crate) fn enqueue_svm_memcpy(cx: &mut Session<'_>, call: &EnqueueSVMMemcpy<'_>) -> Result<(), Code> {
     let queue = cx.object(call.command_queue)?;
-    let (to, from) = (
-        either(cx, call.dst_ptr, call.size, &queue)?,
-        either(cx, call.src_ptr, call.size, &queue)?,
-    );
+    let (to, _to) = either(cx, call.dst_ptr, call.size, &queue)?;
+    let (from, _from) = either(cx, call.src_ptr, call.size, &queue)?;
     if (to.addr().abs_diff(from.addr()) as u64) < call.size {
         return Err(MEM_COPY_OVERLAP);
     }
     let count = call.num_events_in_wait_list;
-    there(
-        call.event_wait_list.is_some(),
-        count.into(),
-        Code::INVALID_EVENT_WAIT_LIST,
-    )?;
-    let waits = cx.objects(call.event_wait_list.as_ref())?;
+    let waits = waits(cx, count, call.event_wait_list.as_ref())?;
     let mut event = cx.place(call.event);
     let function = cx.api().clEnqueueSVMMemcpy()?;
     let (blocks, listed, place) = (call.blocking_copy, waits.pointer(), event.pointer());
@@ -170,7 +166,7 @@ pub(crate) fn enqueue_svm_memcpy(cx: &mut Session<'_>, call: &EnqueueSVMMemcpy<'
 /// `clEnqueueSVMMemFill`.
 pub(crate) fn enqueue_svm_mem_fill(cx: &mut Session<'_>, call: &EnqueueSVMMemFill<'_>) -> Result<(), Code> {
     let queue = cx.object(call.command_queue)?;
-    let at = shared(cx, call.svm_ptr, call.size, &queue)?;
+    let (at, _held) = shared(cx, call.svm_ptr, call.size, &queue)?;
     let length = call.pattern_size;
     // Back ends divide by it.
     let fits = length.is_power_of_two()
@@ -182,12 +178,7 @@ pub(crate) fn enqueue_svm_mem_fill(cx: &mut Session<'_>, call: &EnqueueSVMMemFil
     }
     let pattern = Bytes::new(call.pattern.as_ref());
     let count = call.num_events_in_wait_list;
-    there(
-        call.event_wait_list.is_some(),
-        count.into(),
-        Code::INVALID_EVENT_WAIT_LIST,
-    )?;
-    let waits = cx.objects(call.event_wait_list.as_ref())?;
+    let waits = waits(cx, count, call.event_wait_list.as_ref())?;
     let mut event = cx.place(call.event);
     let function = cx.api().clEnqueueSVMMemFill()?;
     let (pattern, listed, place) = (pattern.pointer(), waits.pointer(), event.pointer());
@@ -203,25 +194,24 @@ pub(crate) fn enqueue_svm_migrate_mem(cx: &mut Session<'_>, call: &EnqueueSVMMig
     let pointers = pointers.ok_or(Code::INVALID_VALUE)?;
     let sizes = call.sizes.as_ref().map(|sizes| sizes.iter().collect::<Vec<u64>>());
     let size_of = |index: usize| sizes.as_ref().and_then(|sizes| sizes.get(index)).copied();
-    let found: Result<Vec<u64>, Code> = (pointers.iter().enumerate())
+    let mut addresses = Vec::new();
+    let mut held = Vec::new();
+    for (index, pointer) in pointers.iter().enumerate() {
         // Of a size that is not said, or is zero, all of the allocation is meant.
-        .map(|(index, pointer)| shared(cx, pointer, size_of(index).unwrap_or_default(), &queue).map(|_| pointer.0))
-        .collect();
-    let found = Bytes::new(Some(&List::new(&found?)));
+        held.push(shared(cx, pointer, size_of(index).unwrap_or_default(), &queue)?);
+        addresses.push(pointer.0);
+    }
+    let found = Bytes::new(Some(&List::new(&addresses)));
     let sizes = Bytes::new(call.sizes.as_ref());
     let count = call.num_events_in_wait_list;
-    there(
-        call.event_wait_list.is_some(),
-        count.into(),
-        Code::INVALID_EVENT_WAIT_LIST,
-    )?;
-    let waits = cx.objects(call.event_wait_list.as_ref())?;
+    let waits = waits(cx, count, call.event_wait_list.as_ref())?;
     let mut event = cx.place(call.event);
     let function = cx.api().clEnqueueSVMMigrateMem()?;
     let (listed, place) = (waits.pointer(), event.pointer());
     let (number, found, sizes) = (call.num_svm_pointers, found.pointer(), sizes.pointer());
     // SAFETY: 1. to 3. as above; both lists have as many elements, as the decoder has seen to.
     check(unsafe { function(queue.raw(), number, found, sizes, call.flags, count, listed, place) })?;
+    drop(held);
     cx.insert(call.event, event.raw(), &[&queue])
 }
 
@@ -251,7 +241,7 @@ pub(crate) fn set_kernel_arg_svm_pointer(cx: &mut Session<'_>, call: &SetKernelA
 }
 
 /// An allocation that a kernel can reach.
-fn named(cx: &Session<'_>, address: SvmAddress, kernel: &Held) -> Result<std::sync::Arc<Allocation>, Code> {
+fn named(cx: &Session<'_>, address: SvmAddress, kernel: &Held) -> Result<Arc<Allocation>, Code> {
     let found = cx.client.svm.find(address.0, 0).ok();
     found.filter(|found| found.is_of(kernel)).ok_or(Code::INVALID_ARG_VALUE)
 }

@@ -1,8 +1,15 @@
 //! Shared virtual memory: what a client has, and what it says that it has.
+#![allow(unsafe_code, reason = "functions of a C API that free memory while they are called")]
+
+use std::cell::{Cell, RefCell};
+use std::ffi::{CStr, c_void};
+use std::ptr::NonNull;
+use std::rc::Rc;
 
 use accel_proto::{Memory, SvmAddress};
 
 use super::*;
+use crate::api::{Api, P};
 use crate::tenant::TenantLimits;
 
 const INVALID_VALUE: i32 = -30;
@@ -126,6 +133,88 @@ fn the_back_end_hears_of_no_address_that_is_not_the_clients() {
     assert_eq!(caller.status(&free(context, begin)), INVALID_VALUE);
     assert_eq!(caller.status(&fill(queue, begin, 8)), INVALID_VALUE);
     stranger.end();
+    client.end();
+}
+
+thread_local! {
+    /// What another thread of the client does while the back end is about to take a command.
+    static MEANWHILE: RefCell<Option<Box<dyn Fn()>>> = const { RefCell::new(None) };
+}
+
+fn meanwhile() -> i32 {
+    MEANWHILE.with_borrow(|what| what.as_ref().map_or((), |what| what()));
+    0
+}
+
+unsafe extern "C" fn memcpy(_: P, _: u32, _: P, _: P, _: u64, _: u32, _: P, _: P) -> i32 {
+    meanwhile()
+}
+
+unsafe extern "C" fn memfill(_: P, _: P, _: P, _: u64, _: u64, _: u32, _: P, _: P) -> i32 {
+    meanwhile()
+}
+
+unsafe extern "C" fn migrate(_: P, _: u32, _: P, _: P, _: u64, _: u32, _: P, _: P) -> i32 {
+    meanwhile()
+}
+
+#[test]
+fn what_a_command_is_about_to_use_is_not_freed_before_the_queue_has_it() {
+    let function = |name: &CStr| match name.to_bytes() {
+        b"clEnqueueSVMMemcpy" => Some(memcpy as *const ()),
+        b"clEnqueueSVMMemFill" => Some(memfill as *const ()),
+        b"clEnqueueSVMMigrateMem" => Some(migrate as *const ()),
+        _ => crate::null::function(name),
+    };
+    let find = |name: &CStr| function(name).and_then(|address| NonNull::new(address.cast_mut().cast::<c_void>()));
+    let mut backend = Backend::null();
+    // SAFETY: 1. the three have the types of their names, and all others are the null back end's.
+    backend.api = unsafe { Api::find(&find) }.0;
+    let tenant = Tenant::unlimited();
+    let (_, window) = Window::create(Geometry::new(1, 2, ARENA).unwrap()).unwrap();
+    let client = Arc::new(Client::new(Arc::new(backend), Arc::clone(&tenant), Some(window)));
+    let mut caller = Caller::new(&client);
+    let (context, queue, _) = caller.buffer(64);
+    for call in 0..4 {
+        let begin = alloc(&mut caller, context, 100).unwrap();
+        let used = tenant.quota.used();
+        let (other, freed) = (Arc::clone(&client), Rc::new(Cell::default()));
+        let seen = Rc::clone(&freed);
+        MEANWHILE.set(Some(Box::new(move || {
+            let status = Caller::new(&other).status(&free(context, begin));
+            seen.set(Some((status, other.tenant.quota.used())));
+        })));
+        let (shared, arena) = (
+            Memory::Svm(SvmAddress(begin)),
+            Memory::Arena(Span {
+                offset: 4096,
+                length: 100,
+            }),
+        );
+        let status = match call {
+            0 => caller.status(&copy(queue, shared, arena, 100)),
+            1 => caller.status(&copy(queue, arena, shared, 100)),
+            2 => caller.status(&fill(queue, begin, 100)),
+            _ => caller.status(&EnqueueSVMMigrateMem {
+                command_queue: queue,
+                num_svm_pointers: 1,
+                svm_pointers: Some(List::new(&[SvmAddress(begin)])),
+                sizes: None,
+                flags: 0,
+                num_events_in_wait_list: 0,
+                event_wait_list: None,
+                event: Handle::NULL,
+            }),
+        };
+        MEANWHILE.take();
+        assert_eq!(
+            (status, freed.get()),
+            (0, Some((0, used))),
+            "call {call}: it is there still"
+        );
+        assert_eq!(caller.status(&free(context, 0)), 0);
+        assert!(tenant.quota.used() < used, "it is freed behind the call");
+    }
     client.end();
 }
 
