@@ -25,6 +25,10 @@ pub(super) const MAGIC: [u8; 8] = *b"BSLTACST";
 /// What parts of the file begin at a multiple of.
 pub(super) const PAGE: u64 = 4096;
 
+/// What short parts begin at a multiple of: the longest type of OpenCL C, which memory that a back end works with in place has to be aligned
+/// to (OpenCL API, CL_DEVICE_MEM_BASE_ADDR_ALIGN).
+const SHORT: u64 = 128;
+
 /// Bytes of the file.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Bytes {
@@ -159,7 +163,7 @@ impl<'o> Writing<'o> {
     /// Room for so many bytes, from a page's beginning on; short ones lie one behind the other.
     pub(super) fn room(&mut self, length: u64) -> Bytes {
         let at = if length < PAGE {
-            self.end.next_multiple_of(8)
+            self.end.next_multiple_of(SHORT)
         } else {
             self.end.next_multiple_of(PAGE)
         };
@@ -185,5 +189,29 @@ impl<'o> Writing<'o> {
         trailer.extend(MAGIC);
         self.put(self.end, &trailer)?;
         Ok(self.end + TRAILER)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Nowhere;
+
+    impl Output for Nowhere {
+        fn put(&mut self, _: u64, _: &[u8]) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn each_part_is_where_a_back_end_can_work_with_it() {
+        let mut nowhere = Nowhere;
+        let mut file = Writing::new(&mut nowhere, PAGE);
+        assert_eq!(file.append(b"odd").unwrap(), Bytes { at: PAGE, length: 3 });
+        for (length, at) in [(64, 128), (8, 256), (128, 384), (4095, 512), (4096, 8192)] {
+            let room = file.room(length);
+            assert_eq!(room, Bytes { at: PAGE + at, length });
+        }
     }
 }
