@@ -4,245 +4,15 @@
 #[allow(dead_code, reason = "each test uses what it needs")]
 mod support;
 
-use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read as _, Write as _};
-use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::{Arc, Mutex, mpsc};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use accel_proto::opencl::*;
 use accel_proto::{Handle, List, Reader, Reply as _, Span, Value};
-use accel_server::{Backend, Guest, Output, Refusal, Server, Slot, Slots};
-use accel_transport::{ClientConnection, Offer, Settings, Transport, connect};
-use agent_api::accelerator::{Begin, FromGuest, FromHost, receive, send};
-use wire::packet::PacketSocket;
-use wire::{FrameReader, FrameWriter};
+use accel_server::Backend;
 
+use support::machine::*;
 use support::*;
-
-/// The whole window is one part of it: 16 MiB of arena and the rings.
-const SIZE: u64 = 20 << 20;
-const PAIRS: u32 = 2;
-
-/// A server in this process, and the guest's side of its vsock.
-struct Host {
-    guest: Arc<Guest>,
-    streams: mpsc::Receiver<(Begin, FrameReader<UnixStream>)>,
-    _directory: tempfile::TempDir,
-}
-
-impl Host {
-    fn new(backend: Backend, window: &File) -> Self {
-        let directory = tempfile::tempdir().unwrap();
-        let vsock = directory.path().join("vsock");
-        let listener = UnixListener::bind(&vsock).unwrap();
-        let (tell, streams) = mpsc::channel();
-        std::thread::spawn(move || {
-            for stream in listener.incoming() {
-                let mut stream = stream.unwrap();
-                let mut line = String::new();
-                BufReader::with_capacity(1, &stream).read_line(&mut line).unwrap();
-                stream.write_all(b"OK 1073741824\n").unwrap();
-                let mut reader = FrameReader::new(stream);
-                let begin = receive(&mut reader).unwrap().unwrap();
-                if tell.send((begin, reader)).is_err() {
-                    return;
-                }
-            }
-        });
-        let settings = Settings {
-            transports: vec![Transport::Spin],
-            pairs: PAIRS,
-            records: 64,
-            arena: ARENA,
-            patience: MOST,
-            busy_poll: Some(Duration::from_micros(200)),
-        };
-        let server = Arc::new(Server::new(backend, settings));
-        let slot = Slot {
-            name: "slot-0".to_owned(),
-            offset: 0,
-            length: SIZE,
-        };
-        let slots = Slots::new(window.try_clone().unwrap(), vec![slot]).unwrap();
-        Self {
-            guest: Arc::new(Guest::new(server, slots, vsock)),
-            streams,
-            _directory: directory,
-        }
-    }
-
-    fn serve(&self) {
-        let guest = Arc::clone(&self.guest);
-        std::thread::spawn(move || guest.serve());
-    }
-
-    fn next(&self) -> (Begin, FrameReader<UnixStream>) {
-        self.streams.recv_timeout(MOST).unwrap()
-    }
-
-    /// A client's streams, in the order of its pairs.
-    fn pairs(&self) -> Vec<UnixStream> {
-        let pair = |expected| match self.next() {
-            (Begin::Pair { client: 1, pair }, reader) if pair == expected => reader.into_inner(),
-            (other, _) => panic!("{other:?}"),
-        };
-        (0..PAIRS).map(pair).collect()
-    }
-}
-
-/// What goes to a server from a client's socket: wake-ups, to whichever stream the server has now.
-struct Forwarded {
-    to: Vec<Arc<Mutex<UnixStream>>>,
-    /// A server whose client hangs up lets the window go, which is another one's.
-    before: Vec<UnixStream>,
-}
-
-impl Forwarded {
-    fn new(own: Vec<UnixStream>, streams: Vec<UnixStream>) -> Self {
-        let forwarded = own.into_iter().zip(streams).map(|(mut own, stream)| {
-            let stream = Arc::new(Mutex::new(stream));
-            let to = Arc::clone(&stream);
-            std::thread::spawn(move || {
-                let mut bytes = [0; 64];
-                while let Ok(read @ 1..) = own.read(&mut bytes) {
-                    // A server that was saved is nobody's any more.
-                    drop(to.lock().unwrap().write_all(&bytes[..read]));
-                }
-            });
-            stream
-        });
-        Self {
-            to: forwarded.collect(),
-            before: Vec::new(),
-        }
-    }
-
-    fn to(&mut self, streams: Vec<UnixStream>) {
-        for (place, stream) in self.to.iter().zip(streams) {
-            self.before.push(std::mem::replace(&mut *place.lock().unwrap(), stream));
-            place.lock().unwrap().write_all(b"1").unwrap();
-        }
-    }
-}
-
-/// A program of the guest: its connection, and the agent's half of it.
-struct Program {
-    thread: Thread,
-    forwarded: Forwarded,
-    /// A server whose agent hangs up lets the window go, which is another one's.
-    controls: Vec<(FrameReader<UnixStream>, FrameWriter<UnixStream>)>,
-    _connection: ClientConnection,
-    _socket: PacketSocket,
-}
-
-impl Program {
-    fn start(host: &Host, window: &File) -> Self {
-        let (begin, mut reader) = host.next();
-        assert!(
-            matches!(&begin, Begin::Control { resumed, .. } if resumed.is_empty()),
-            "{begin:?}"
-        );
-        let writer = FrameWriter::new(reader.get_ref().try_clone().unwrap());
-        let (socket, theirs) = PacketSocket::pair().unwrap();
-        let client = std::thread::spawn(move || {
-            let offer = Offer {
-                transports: vec![Transport::Spin],
-                pairs: PAIRS,
-                patience: MOST,
-            };
-            connect(theirs, &offer).unwrap()
-        });
-        socket.wait_to_receive(Instant::now() + MOST).unwrap();
-        let (hello, _) = socket.receive().unwrap();
-        let asked = FromGuest::Connect {
-            client: 1,
-            hello: String::from_utf8(hello).unwrap(),
-            free: vec!["slot-0".to_owned()],
-        };
-        send(&writer, &asked).unwrap();
-        let streams = host.pairs();
-        let accepted = receive(&mut reader).unwrap().unwrap();
-        let FromHost::Accept { welcome, .. } = accepted else {
-            panic!("{accepted:?}");
-        };
-        let (own, given): (Vec<_>, Vec<_>) = (0..PAIRS).map(|_| UnixStream::pair().unwrap()).unzip();
-        let mut fds: Vec<OwnedFd> = vec![window.try_clone().unwrap().into()];
-        fds.extend(given.into_iter().map(OwnedFd::from));
-        let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
-        socket.send(welcome.as_bytes(), &fds).unwrap();
-        let mut connection = client.join().unwrap();
-        Self {
-            thread: Thread {
-                end: connection.ends.remove(0),
-                window: connection.window.as_ref().unwrap().0.clone(),
-            },
-            forwarded: Forwarded::new(own, streams),
-            controls: vec![(reader, writer)],
-            _connection: connection,
-            _socket: socket,
-        }
-    }
-
-    /// Another server has its window now.
-    fn go_on_with(&mut self, host: &Host) {
-        let (begin, mut reader) = host.next();
-        assert!(
-            matches!(&begin, Begin::Control { resumed, .. } if *resumed == [1]),
-            "{begin:?}"
-        );
-        self.forwarded.to(host.pairs());
-        let accepted = receive(&mut reader).unwrap();
-        assert!(
-            matches!(
-                accepted,
-                Some(FromHost::Accept {
-                    client: 1,
-                    file: None,
-                    pairs: PAIRS,
-                    ..
-                })
-            ),
-            "{accepted:?}"
-        );
-        let writer = FrameWriter::new(reader.get_ref().try_clone().unwrap());
-        self.controls.push((reader, writer));
-    }
-}
-
-struct ToFile(File);
-
-impl Output for ToFile {
-    fn put(&mut self, at: u64, bytes: &[u8]) -> io::Result<()> {
-        self.0.write_all_at(bytes, at)
-    }
-}
-
-/// A server's state in a file; the server does not go on before what is told with it is dropped.
-fn save(host: &Host, patience: Duration) -> Result<(File, mpsc::Sender<()>), Refusal> {
-    let file = tempfile::tempfile().unwrap();
-    let (go, gone) = mpsc::channel::<()>();
-    let (tell, told) = mpsc::channel();
-    let (guest, mut output) = (Arc::clone(&host.guest), ToFile(file.try_clone().unwrap()));
-    std::thread::spawn(move || {
-        guest.save(&mut output, patience, |outcome| {
-            let outcome = outcome.as_ref().copied().map_err(ToString::to_string);
-            tell.send(outcome).unwrap();
-            // Its end is what is waited for.
-            _ = gone.recv();
-        });
-    });
-    match told.recv_timeout(MOST).unwrap() {
-        Ok(()) => Ok((file, go)),
-        Err(reason) => Err(Refusal::Format(reason)),
-    }
-}
-
-fn window() -> File {
-    base::memfd::sized("window", SIZE).unwrap()
-}
 
 const SOURCE: &str = "kernel void add(global uint *all, uint what) { all[get_global_id(0)] += what; }";
 
@@ -344,7 +114,7 @@ fn a_client_goes_on_with_all_of_its_objects() {
     let window = window();
     let host = Host::new(pocl(), &window);
     host.serve();
-    let mut program = Program::start(&host, &window);
+    let mut program = Running::start(&host, &window);
     let thread = &mut program.thread;
     let (context, queue) = thread.set_up();
     let count = 1000_u64;
@@ -420,7 +190,7 @@ fn commands_that_do_not_end_are_no_state_and_go_on() {
     let window = window();
     let host = Host::new(pocl(), &window);
     host.serve();
-    let mut program = Program::start(&host, &window);
+    let mut program = Running::start(&host, &window);
     let thread = &mut program.thread;
     let (context, queue) = thread.set_up();
     thread.buffer(context, 64, name(1));
@@ -467,7 +237,7 @@ fn what_cannot_be_made_again_is_refused_with_the_reason() {
     let window = window();
     let host = Host::new(Backend::null(), &window);
     host.serve();
-    let mut program = Program::start(&host, &window);
+    let mut program = Running::start(&host, &window);
     let (context, _) = program.thread.set_up();
     let (file, go) = save(&host, MOST).unwrap();
     drop(go);
@@ -489,7 +259,7 @@ fn what_cannot_be_made_again_is_refused_with_the_reason() {
     let shared_window = self::window();
     let other = Host::new(pocl(), &shared_window);
     other.serve();
-    let mut sharing = Program::start(&other, &shared_window);
+    let mut sharing = Running::start(&other, &shared_window);
     let (context, _) = sharing.thread.set_up();
     let call = SVMAlloc {
         context,

@@ -152,7 +152,8 @@ fn create(cx: &mut Session<'_>, wanted: &Wanted<'_>) -> Result<(), Code> {
             return Err(INVALID_HOST_PTR);
         }
     }
-    let contents = Contents::of_image(cx, wanted.flags, wanted.host, empty(wanted, &part_of))?;
+    let lengths = (empty(wanted, &part_of), whole(wanted));
+    let contents = Contents::of_image(cx, wanted.flags, wanted.host, lengths)?;
     let form = (contents.flags, &properties);
     let description = wanted.description.map(|description| in_c(&description, part_of.raw()));
     let made = make(cx, &context, form, (wanted.format, description), contents.at)?;
@@ -186,6 +187,13 @@ fn empty(wanted: &Wanted<'_>, part_of: &MaybeHeld) -> u64 {
         && description.num_samples == 0;
     let bytes = image_memory::all(&description, wanted.format);
     bytes.filter(|_| plain).unwrap_or_default()
+}
+
+/// Bytes of an image whose rows and slices have no gaps; nothing if they are said to have some, or may have.
+fn whole(wanted: &Wanted<'_>) -> Option<u64> {
+    let dense = |of: &ImageDesc| [of.image_row_pitch, of.image_slice_pitch] == [0, 0];
+    let description = wanted.description.filter(dense)?;
+    image_memory::all(&description, wanted.format)
 }
 
 /// Releases an image that no client has heard of.

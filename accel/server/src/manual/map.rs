@@ -156,6 +156,17 @@ fn take(object: &Held, at: u64) -> Result<Map, Code> {
     Ok(maps.swap_remove(found))
 }
 
+/// Whether a map of before the machine was saved is within its object, and has as many bytes as its region.
+pub(crate) fn check_map(cx: &Session<'_>, object: &Held, map: &Map) -> Result<(), Code> {
+    match map.region {
+        Region::Buffer { offset, length } => object.in_bounds((offset, length)),
+        Region::Image { region, length, .. } => {
+            let needed = region_bytes(cx, object, region, [0; 2])?;
+            (needed <= length).then_some(()).ok_or(Code::INVALID_VALUE)
+        }
+    }
+}
+
 /// `clEnqueueMapBuffer`.
 pub(crate) fn enqueue_map_buffer(cx: &mut Session<'_>, call: &EnqueueMapBuffer<'_>) -> Result<(), Code> {
     let buffer = cx.object(call.buffer)?;

@@ -44,7 +44,7 @@ impl Contents {
     /// For so many bytes.
     pub(super) fn new(cx: &Session<'_>, wanted: u64, host: Option<Span>, length: u64) -> Result<Self, Code> {
         if let Some(saved) = cx.replay.as_ref().and_then(|replay| replay.contents) {
-            return Ok(Self::saved(wanted, saved, true));
+            return Self::saved(wanted, (saved, length), true);
         }
         let mut contents = Self {
             flags: flags(wanted, host),
@@ -62,24 +62,34 @@ impl Contents {
         Ok(contents)
     }
 
-    /// Bytes that were saved. What the host does with them is the client's affair, and so are the flags that it is told of.
-    fn saved(wanted: u64, saved: SavedContents, in_place: bool) -> Self {
+    /// Bytes that were saved, which are to be as many as the object has. What the host does with them is the client's affair, and so are the
+    /// flags that it is told of.
+    fn saved(wanted: u64, (saved, length): (SavedContents, u64), in_place: bool) -> Result<Self, Code> {
+        if saved.length < length {
+            return Err(Code::INVALID_VALUE);
+        }
         let host = if in_place && saved.in_place {
             USE_HOST_PTR
         } else {
             COPY_HOST_PTR
         };
-        Self {
+        Ok(Self {
             flags: without_host(wanted) & !ALLOC_HOST_PTR | host,
             at: saved.at,
             _zeroes: None,
-        }
+        })
     }
 
-    /// The same for an image, which a back end may have in another form.
-    pub(super) fn of_image(cx: &Session<'_>, wanted: u64, host: Option<Span>, length: u64) -> Result<Self, Code> {
+    /// The same for an image, which a back end may have in another form: `length` zeroes if nothing else is said; what was saved are all bytes,
+    /// without gaps.
+    pub(super) fn of_image(
+        cx: &Session<'_>,
+        wanted: u64,
+        host: Option<Span>,
+        (length, all): (u64, Option<u64>),
+    ) -> Result<Self, Code> {
         match cx.replay.as_ref().and_then(|replay| replay.contents) {
-            Some(saved) => Ok(Self::saved(wanted, saved, false)),
+            Some(saved) => Self::saved(wanted, (saved, all.ok_or(Code::INVALID_VALUE)?), false),
             None => Self::new(cx, wanted, host, length),
         }
     }

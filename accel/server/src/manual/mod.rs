@@ -30,7 +30,7 @@ pub(crate) use image::{
 };
 pub(crate) use image_memory::all as image_bytes;
 pub(crate) use kernel::set_kernel_arg;
-pub(crate) use map::{enqueue_map_buffer, enqueue_map_image, enqueue_unmap_mem_object};
+pub(crate) use map::{check_map, enqueue_map_buffer, enqueue_map_image, enqueue_unmap_mem_object};
 pub(crate) use memory::{create_buffer, create_buffer_with_properties, create_pipe, create_sub_buffer, without_host};
 pub(crate) use program::{
     build_options, build_program, compile_program, get_program_info, link_program, set_program_specialization_constant,

@@ -14,7 +14,7 @@ use super::state::{self, Objects, Program, Step};
 use super::whole::Image;
 use crate::api::{Code, P, check};
 use crate::dispatch::carry_out;
-use crate::manual::build_options;
+use crate::manual::{build_options, check_map};
 use crate::objects::{Held, Object, Sort, State};
 use crate::session::{Client, Session};
 
@@ -33,6 +33,8 @@ pub(crate) struct Replay {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Contents {
     pub(crate) at: P,
+    /// How many there are.
+    pub(crate) length: u64,
     /// The back end may use them in place.
     pub(crate) in_place: bool,
 }
@@ -59,6 +61,7 @@ pub(super) fn objects(client: &Client, saved: &Objects, devices: &Devices, image
             Step::Memory(call, bytes) => {
                 let contents = Contents {
                     at: image.place(*bytes)?,
+                    length: bytes.length,
                     in_place: devices.are_the_hosts,
                 };
                 run(&mut cx, call, Some(contents), image)?;
@@ -83,7 +86,7 @@ pub(super) fn objects(client: &Client, saved: &Objects, devices: &Devices, image
             }
         }
     }
-    finish(client, saved)
+    finish(&cx, saved)
 }
 
 /// What the back end has told of, under the names that it had.
@@ -97,10 +100,14 @@ fn tell(cx: &Session<'_>, saved: &Objects, devices: &Devices) -> Result<(), Refu
 }
 
 /// What is left when all objects are there.
-fn finish(client: &Client, saved: &Objects) -> Result<(), Refusal> {
+fn finish(cx: &Session<'_>, saved: &Objects) -> Result<(), Refusal> {
+    let client = cx.client;
     for (mem, maps) in &saved.maps {
         let object = client.find(Sort::Mem, *mem).map_err(Refusal::code)?;
         let memory = object.memory().map_err(Refusal::code)?;
+        if maps.iter().any(|map| check_map(cx, &object, map).is_err()) {
+            return Err(Refusal::Format("a map is not within its object".to_owned()));
+        }
         memory
             .maps
             .lock()

@@ -1,5 +1,7 @@
 //! A client by hand: a server on a socket, connections to it, and a thread's calls.
 
+pub(crate) mod machine;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;

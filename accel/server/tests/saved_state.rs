@@ -1,0 +1,106 @@
+//! What is in the file of a machine's accelerator: objects that are in an odd state, what is refused, and files that are wrong.
+
+#[allow(dead_code, reason = "each test uses what it needs")]
+mod support;
+
+use std::fs::File;
+
+use accel_proto::opencl::*;
+use accel_proto::{Handle, List, Span};
+use accel_server::{Backend, Refusal};
+
+use support::machine::*;
+use support::*;
+
+fn image(context: Handle<Context>, returned: Handle<Mem>) -> CreateImage {
+    CreateImage {
+        context,
+        flags: 1,
+        image_format: Some(ImageFormat {
+            image_channel_order: 0x10b5,
+            image_channel_data_type: 0x10da,
+        }),
+        image_desc: Some(ImageDesc {
+            image_type: 0x10f1,
+            image_width: 16,
+            image_height: 8,
+            image_depth: 0,
+            image_array_size: 0,
+            image_row_pitch: 0,
+            image_slice_pitch: 0,
+            num_mip_levels: 0,
+            num_samples: 0,
+            mem_object: Handle::NULL,
+        }),
+        host_ptr: None,
+        returned,
+    }
+}
+
+#[test]
+fn a_state_that_has_less_than_it_says_is_refused() {
+    let window = window();
+    let host = Host::new(Backend::null(), &window);
+    host.serve();
+    let mut program = Running::start(&host, &window);
+    let thread = &mut program.thread;
+    let (context, queue) = thread.set_up();
+    thread.buffer(context, 8192, name(1));
+    thread.done(&image(context, name(2)));
+    thread.done(&EnqueueMapBuffer {
+        command_queue: queue,
+        buffer: name(1),
+        blocking_map: 1,
+        map_flags: 2,
+        offset: 4096,
+        size: 4096,
+        num_events_in_wait_list: 0,
+        event_wait_list: None,
+        event: Handle::NULL,
+        returned: Span {
+            offset: DATA,
+            length: 4096,
+        },
+    });
+    thread.done(&EnqueueMapImage {
+        command_queue: queue,
+        image: name(2),
+        blocking_map: 1,
+        map_flags: 2,
+        origin: List::new(&[0, 0, 0]),
+        region: List::new(&[16, 8, 1]),
+        image_row_pitch: true,
+        image_slice_pitch: false,
+        num_events_in_wait_list: 0,
+        event_wait_list: None,
+        event: Handle::NULL,
+        returned: Span {
+            offset: DATA + 4096,
+            length: 512,
+        },
+    });
+    let (file, _held) = save(&host, MOST).unwrap();
+    let restored = |file: &File| {
+        let next = Host::new(Backend::null(), &support::machine::window());
+        next.guest.restore(file)
+    };
+    restored(&changed(&file, |_| ())).unwrap();
+    for (which, length) in [(0, 8192_u64), (1, 512)] {
+        let short = changed(&file, |state| {
+            let steps = state["clients"][0]["objects"]["steps"].as_array_mut().unwrap();
+            let memory: Vec<_> = steps.iter_mut().filter_map(|step| step.get_mut("Memory")).collect();
+            let said = &mut memory.into_iter().nth(which).unwrap()[1]["length"];
+            assert_eq!(*said, length);
+            *said = (length - 1).into();
+        });
+        assert!(matches!(restored(&short), Err(Refusal::Driver(_))), "{which}");
+    }
+    for (which, part, value) in [(0, "Buffer", 8192), (1, "Image", 511)] {
+        let outside = changed(&file, |state| {
+            let map = &mut state["clients"][0]["objects"]["maps"][which][1][0];
+            map["region"][part]["length"] = value.into();
+        });
+        let refused = restored(&outside).unwrap_err().to_string();
+        assert!(refused.contains("a map is not within its object"), "{refused}");
+    }
+}
