@@ -104,3 +104,22 @@ fn a_state_that_has_less_than_it_says_is_refused() {
         assert!(refused.contains("a map is not within its object"), "{refused}");
     }
 }
+
+#[test]
+fn a_part_of_the_window_is_one_clients() {
+    let window = support::machine::window();
+    let host = Host::new(Backend::null(), &window);
+    host.serve();
+    let mut program = Running::start(&host, &window);
+    program.thread.set_up();
+    let (file, _held) = save(&host, MOST).unwrap();
+    let twice = changed(&file, |state| {
+        let clients = state["clients"].as_array_mut().unwrap();
+        let mut other = clients[0].clone();
+        other["number"] = 2.into();
+        clients.push(other);
+    });
+    let next = Host::new(Backend::null(), &window);
+    let refused = next.guest.restore(&twice).unwrap_err().to_string();
+    assert!(refused.contains("another client's"), "{refused}");
+}

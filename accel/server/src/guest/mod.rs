@@ -26,8 +26,8 @@ use agent_api::accelerator::{Begin, FromGuest, FromHost, VERSION, receive, send}
 use wire::packet::PacketSocket;
 use wire::{FrameReader, FrameWriter};
 
-pub(crate) use slots::data;
 pub use slots::{Slot, SlotError, Slots};
+pub(crate) use slots::{Taken, data};
 
 use crate::Server;
 use crate::saved::{Resumed, Saving};
@@ -48,7 +48,7 @@ const MOST_ASKED: usize = 128;
 pub struct Guest {
     server: Arc<Server>,
     settings: Settings,
-    slots: Slots,
+    slots: Arc<Slots>,
     /// The sandbox's vsock, as its VMM has it: a unix socket.
     vsock: PathBuf,
     /// Threads for its clients.
@@ -90,7 +90,7 @@ impl Guest {
         Self {
             server,
             settings,
-            slots,
+            slots: Arc::new(slots),
             vsock,
             asked: AtomicUsize::new(0),
             serving: Mutex::default(),

@@ -71,7 +71,7 @@ impl Guest {
     /// # Errors
     /// [`Refusal`]: nothing is left of it.
     pub fn restore(&self, file: &File) -> Result<(), Refusal> {
-        let slot = |name: &str| self.slots.region_of(name);
+        let slot = |name: &str| self.slots.take_again(name);
         let resumed = restore_all(self.server.parts(), file, &slot)?;
         *self.resumed.lock().unwrap_or_else(PoisonError::into_inner) = resumed;
         Ok(())
@@ -95,7 +95,6 @@ impl Guest {
             positions,
             client,
         } = resumed;
-        let slot = self.slots.take_again(&slot);
         let connected = || -> Result<_, Error> {
             let streams = self.streams(number, agreed.pairs)?;
             agreed.resume((window, &positions), streams, watched)
@@ -117,7 +116,7 @@ impl Guest {
         let saving = |served: &Arc<Client>| {
             self.know(Saving {
                 number,
-                slot: slot.as_ref().map(|slot| slot.name().to_owned()),
+                slot: Some(slot.name().to_owned()),
                 agreed,
                 client: Arc::clone(served),
             })

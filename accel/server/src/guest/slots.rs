@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{FallocateFlags, SeekFrom};
@@ -53,10 +53,10 @@ pub struct Slots {
 
 /// One that is a client's, until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Taken<'a> {
-    slots: &'a Slots,
+pub(crate) struct Taken {
+    slots: Arc<Slots>,
     index: usize,
-    slot: &'a Slot,
+    slot: Slot,
 }
 
 impl Slots {
@@ -83,7 +83,7 @@ impl Slots {
     }
 
     /// The largest that nobody has, here or, by what the guest says, there; waits for one that is being emptied.
-    pub(crate) fn take(&self, free: &[String], most: Duration) -> Result<Taken<'_>, SlotError> {
+    pub(crate) fn take(self: &Arc<Self>, free: &[String], most: Duration) -> Result<Taken, SlotError> {
         let deadline = Instant::now() + most;
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
@@ -94,9 +94,9 @@ impl Slots {
                 // A server before this one may have left it with something in it.
                 if self.empty(slot) {
                     return Ok(Taken {
-                        slots: self,
+                        slots: Arc::clone(self),
                         index,
-                        slot,
+                        slot: slot.clone(),
                     });
                 }
                 continue;
@@ -141,20 +141,14 @@ impl Slots {
         Ok(())
     }
 
-    /// The memory of one, by its name.
-    pub(crate) fn region_of(&self, name: &str) -> Option<Region> {
-        let slot = self.all.iter().find(|slot| slot.name == name)?;
-        self.region.part(slot.offset, slot.length).ok()
-    }
-
-    /// One that a client had when its machine was saved, with what is in it.
-    pub(crate) fn take_again(&self, name: &str) -> Option<Taken<'_>> {
+    /// One that a client had when its machine was saved, with what is in it; nothing if there is none of that name, or it is another client's.
+    pub(crate) fn take_again(self: &Arc<Self>, name: &str) -> Option<Taken> {
         let (index, slot) = self.all.iter().enumerate().find(|(_, slot)| slot.name == name)?;
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        taken.insert(index).then_some(Taken {
-            slots: self,
+        taken.insert(index).then(|| Taken {
+            slots: Arc::clone(self),
             index,
-            slot,
+            slot: slot.clone(),
         })
     }
 
@@ -210,7 +204,7 @@ fn zero(region: &Region, slot: &Slot) -> io::Result<()> {
     Ok(())
 }
 
-impl Taken<'_> {
+impl Taken {
     pub(crate) fn name(&self) -> &str {
         &self.slot.name
     }
@@ -221,9 +215,9 @@ impl Taken<'_> {
     }
 }
 
-impl Drop for Taken<'_> {
+impl Drop for Taken {
     fn drop(&mut self) {
-        if self.slots.empty(self.slot) {
+        if self.slots.empty(&self.slot) {
             let mut taken = self.slots.taken.lock().unwrap_or_else(PoisonError::into_inner);
             taken.remove(&self.index);
             self.slots.given_back.notify_all();
@@ -233,8 +227,6 @@ impl Drop for Taken<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
 
     fn slots() -> Slots {
@@ -253,7 +245,7 @@ mod tests {
 
     #[test]
     fn the_largest_that_both_sides_have_free_is_taken_and_comes_back_empty() {
-        let slots = slots();
+        let slots = Arc::new(slots());
         let both = free(&["slot-0", "slot-1", "slot-7"]);
         let first = slots.take(&both, Duration::ZERO).unwrap();
         assert_eq!((first.name(), first.region().unwrap().length()), ("slot-0", 65536));
@@ -271,10 +263,24 @@ mod tests {
     }
 
     #[test]
+    fn one_of_before_is_taken_once_with_what_is_in_it() {
+        let slots = Arc::new(slots());
+        slots.region.write(16384 + 100, b"mine").unwrap();
+        let again = slots.take_again("slot-0").unwrap();
+        let mut found = [1; 4];
+        again.region().unwrap().read(100, &mut found).unwrap();
+        assert_eq!(&found, b"mine");
+        assert!(slots.take_again("slot-0").is_none() && slots.take_again("slot-7").is_none());
+        assert!(slots.take(&free(&["slot-0"]), Duration::ZERO).is_err());
+        drop(again);
+        assert!(slots.take(&free(&["slot-0"]), Duration::ZERO).is_ok());
+    }
+
+    #[test]
     fn pages_that_are_pinned_stay_and_are_zeroed() {
         use std::os::unix::fs::MetadataExt;
         for (pinned, stays) in [(true, true), (false, false)] {
-            let slots = slots().pinned(pinned);
+            let slots = Arc::new(slots().pinned(pinned));
             let taken = slots.take(&free(&["slot-0"]), Duration::ZERO).unwrap();
             taken.region().unwrap().write(8192, b"mine").unwrap();
             let blocks = || slots.file.metadata().unwrap().blocks();

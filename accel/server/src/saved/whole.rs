@@ -10,13 +10,12 @@ use std::time::{Duration, Instant};
 use accel_transport::{Agreement, Position};
 use accel_window::{Geometry, Window};
 use rustix::mm::{MapFlags, ProtFlags};
-use wire::ring::Region;
 
 use super::devices::Devices;
 use super::state::{Bytes, ClientState, MAGIC, State, TRAILER, VERSION, Writing};
 use super::{Output, Refusal, restore, save};
 use crate::api::{Backend, P};
-use crate::guest::{Slot, Slots, data};
+use crate::guest::{Slot, Slots, Taken, data};
 use crate::session::Client;
 use crate::tenant::Tenant;
 
@@ -38,11 +37,12 @@ pub(crate) struct Saving {
 #[derive(Debug)]
 pub(crate) struct Resumed {
     pub(crate) number: u64,
-    pub(crate) slot: String,
     pub(crate) agreed: Agreement,
     pub(crate) window: Window,
     pub(crate) positions: Vec<Position>,
     pub(crate) client: Arc<Client>,
+    /// Its part of the window, which goes last: it is emptied when all else is gone.
+    pub(crate) slot: Taken,
 }
 
 /// Saves clients, none of whose threads goes on before the result of this is dropped. The window at the file's beginning is written last.
@@ -148,11 +148,11 @@ pub fn fill_window(state: &File, window: &File) -> Result<Vec<Slot>, Refusal> {
     Ok(saved.slots)
 }
 
-/// Makes the clients of a file again. `slot` finds a part of the window, whose bytes are as they were, by its name.
+/// Makes the clients of a file again. `slot` takes a part of the window, whose bytes are as they were, by its name, once.
 pub(crate) fn restore_all(
     (backend, tenant): (&Arc<Backend>, &Arc<Tenant>),
     file: &File,
-    slot: &dyn Fn(&str) -> Option<Region>,
+    slot: &dyn Fn(&str) -> Option<Taken>,
 ) -> Result<Vec<Resumed>, Refusal> {
     let image = Arc::new(Image::new(file)?);
     let state = image.state()?;
@@ -173,14 +173,17 @@ pub(crate) fn restore_all(
         let format = |what: &str| Refusal::Format(what.to_owned());
         let geometry =
             Geometry::new(saved.pairs, saved.records, saved.arena).map_err(|error| format(&error.to_string()))?;
-        let region = slot(&saved.slot).ok_or_else(|| format("it names a part of the window that is not there"))?;
+        let slot = slot(&saved.slot);
+        let slot =
+            slot.ok_or_else(|| format("it names a part of the window that is not there, or is another client's"))?;
+        let region = slot.region().map_err(|error| format(&error.to_string()))?;
         let window = Window::resume(region, geometry).map_err(|error| format(&error.to_string()))?;
         let client = Client::new(Arc::clone(backend), Arc::clone(tenant), Some(window.clone()));
         let client = Arc::new(client.saved(saved.pairs as usize, Some(Arc::clone(&image))));
         restore::objects(&client, &saved.objects, &devices, &image).inspect_err(|_| client.end())?;
         resumed.push(Resumed {
             number: saved.number,
-            slot: saved.slot,
+            slot,
             agreed: Agreement {
                 transport: saved.transport,
                 pairs: saved.pairs,
