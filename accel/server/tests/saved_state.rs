@@ -4,10 +4,12 @@
 mod support;
 
 use std::fs::File;
+use std::time::Duration;
 
 use accel_proto::opencl::*;
 use accel_proto::{Handle, List, Span};
 use accel_server::{Backend, Refusal};
+use agent_api::accelerator::{FromGuest, send};
 
 use support::machine::*;
 use support::*;
@@ -122,4 +124,35 @@ fn a_part_of_the_window_is_one_clients() {
     let next = Host::new(Backend::null(), &window);
     let refused = next.guest.restore(&twice).unwrap_err().to_string();
     assert!(refused.contains("another client's"), "{refused}");
+}
+
+#[test]
+fn no_client_is_left_out_that_is_on_its_way() {
+    let window = support::machine::window();
+    let host = Host::new(Backend::null(), &window);
+    host.serve();
+    let mut program = Running::start(&host, &window);
+    let (_, queue) = program.thread.set_up();
+    // Another one waits for the part of the window that this one has, for 3 s.
+    let other = FromGuest::Connect {
+        client: 2,
+        hello: program.hello.clone(),
+        free: vec!["slot-0".to_owned()],
+    };
+    send(&program.controls[0].1, &other).unwrap();
+    let refused = (0..100).find_map(|_| save(&host, Duration::from_millis(20)).err());
+    let refused = refused.map(|refused| refused.to_string()).unwrap_or_default();
+    assert!(refused.contains("about to get its accelerator"), "{refused}");
+    let (file, _held) = save(&host, MOST).unwrap();
+    // The guest's agent cannot be told of it at first, and then is.
+    let next = Host::deaf_at_first(Backend::null(), &window, 1);
+    next.guest.restore(&file).unwrap();
+    let refused = save(&next, Duration::from_millis(50)).unwrap_err().to_string();
+    assert!(refused.contains("about to get its accelerator"), "{refused}");
+    next.serve();
+    program.go_on_with(&next);
+    let (file, go) = save(&next, MOST).unwrap();
+    changed(&file, |state| assert_eq!(state["clients"][0]["number"], 1));
+    drop(go);
+    program.thread.done(&Finish { command_queue: queue });
 }

@@ -127,19 +127,12 @@ impl Guest {
             writer: FrameWriter::new(again),
             clients: Mutex::default(),
         });
-        let resumed = std::mem::take(&mut *self.resumed.lock().unwrap_or_else(PoisonError::into_inner));
         let begin = Begin::Control {
             version: VERSION,
-            resumed: resumed.iter().map(|resumed| resumed.number).collect(),
+            resumed: self.resumed().iter().map(|resumed| resumed.number).collect(),
         };
         send(&control.writer, &begin)?;
-        for resumed in resumed {
-            let client = resumed.number;
-            let begun = self.begin(&control, client, move |guest, control, watched| {
-                guest.resume_client(control, resumed, watched);
-            });
-            begun.map_err(local("starting a thread for a client"))?;
-        }
+        self.resume(&control).map_err(local("starting a thread for a client"))?;
         let mut reader = FrameReader::new(stream);
         let outcome = self.listen(&control, &mut reader);
         control.clients().clear();

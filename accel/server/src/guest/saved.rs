@@ -5,9 +5,12 @@
 //!   restore: window as it was ─▶ objects ─▶ Begin::Control with all numbers ─▶ streams dialled, Accept ─▶ served
 //! ```
 
+use std::collections::BTreeMap;
 use std::fs::File;
+use std::io;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use accel_transport::Error;
 use agent_api::accelerator::FromHost;
@@ -16,6 +19,9 @@ use wire::packet::PacketSocket;
 use super::{Control, Guest};
 use crate::saved::{Output, Refusal, Resumed, Saving, prepare, restore_all, save_all};
 use crate::session::Client;
+
+/// How often it is looked whether all clients are served.
+const LOOK: Duration = Duration::from_millis(1);
 
 /// A client that is known as long as this is there.
 pub(super) struct Known<'g> {
@@ -31,8 +37,39 @@ impl Drop for Known<'_> {
 }
 
 impl Guest {
-    fn serving(&self) -> MutexGuard<'_, std::collections::BTreeMap<u64, Saving>> {
+    fn serving(&self) -> MutexGuard<'_, BTreeMap<u64, Saving>> {
         self.serving.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Those that the agent has not heard of yet.
+    pub(super) fn resumed(&self) -> MutexGuard<'_, Vec<Resumed>> {
+        self.resumed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A thread for each client of before. None of them is neither there nor counted as one that has a thread, for whoever saves meanwhile.
+    pub(super) fn resume(self: &Arc<Self>, control: &Arc<Control>) -> io::Result<()> {
+        self.resumed().drain(..).try_for_each(|resumed| {
+            let client = resumed.number;
+            self.begin(control, client, move |guest, control, watched| {
+                guest.resume_client(control, resumed, watched);
+            })
+        })
+    }
+
+    /// All clients, when each that has a thread is served: none is on its way.
+    fn all_served(&self, deadline: Instant) -> Result<MutexGuard<'_, BTreeMap<u64, Saving>>, Refusal> {
+        loop {
+            let resumed = self.resumed();
+            let serving = self.serving();
+            if resumed.is_empty() && self.asked.load(Ordering::SeqCst) == serving.len() {
+                return Ok(serving);
+            }
+            drop((resumed, serving));
+            if Instant::now() >= deadline {
+                return Err(Refusal::OnItsWay);
+            }
+            std::thread::sleep(LOOK);
+        }
     }
 
     /// A client is served from now on.
@@ -55,10 +92,14 @@ impl Guest {
     /// Writes the window and all clients, none of which goes on before `hold` has returned, which is told the outcome. The guest does not
     /// run meanwhile.
     pub fn save(&self, output: &mut dyn Output, patience: Duration, hold: impl FnOnce(&Result<(), Refusal>)) {
-        let serving = self.serving();
+        let deadline = Instant::now() + patience;
+        let serving = match self.all_served(deadline) {
+            Ok(serving) => serving,
+            Err(refusal) => return hold(&Err(refusal)),
+        };
         let clients: Vec<Saving> = serving.values().cloned().collect();
         let (backend, _) = self.server.parts();
-        let (held, outcome) = match save_all(backend, &clients, (output, &self.slots), patience) {
+        let (held, outcome) = match save_all(backend, &clients, (output, &self.slots), deadline) {
             Ok(held) => (held, Ok(())),
             Err(refusal) => (Vec::new(), Err(refusal)),
         };
@@ -73,7 +114,7 @@ impl Guest {
     pub fn restore(&self, file: &File) -> Result<(), Refusal> {
         let slot = |name: &str| self.slots.take_again(name);
         let resumed = restore_all(self.server.parts(), file, &slot)?;
-        *self.resumed.lock().unwrap_or_else(PoisonError::into_inner) = resumed;
+        *self.resumed() = resumed;
         Ok(())
     }
 

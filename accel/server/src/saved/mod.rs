@@ -38,6 +38,9 @@ pub enum Refusal {
          set yet; try again later"
     )]
     Busy,
+    /// Clients that are not served yet, or whose end is not over.
+    #[error("a program is about to get its accelerator, or to let it go; try again later")]
+    OnItsWay,
     /// A client without a window.
     #[error(
         "a program reaches the accelerator by a stream, which cannot be resumed; start the sandbox with --accel ...:transport=spin"

@@ -50,9 +50,8 @@ pub(crate) fn save_all<'c>(
     backend: &Arc<Backend>,
     clients: &'c [Saving],
     (output, slots): (&mut dyn Output, &Slots),
-    patience: Duration,
+    deadline: Instant,
 ) -> Result<Vec<MutexGuard<'c, Option<Position>>>, Refusal> {
-    let deadline = Instant::now() + patience;
     let mut held = Vec::new();
     let mut states = Vec::new();
     let mut file = Writing::new(output, slots.length());

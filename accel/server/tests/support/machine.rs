@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read as _, Write as _};
+use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -29,15 +30,25 @@ pub(crate) struct Host {
 
 impl Host {
     pub(crate) fn new(backend: Backend, window: &File) -> Self {
+        Self::deaf_at_first(backend, window, 0)
+    }
+
+    /// One whose guest's agent hears nothing by so many connections.
+    pub(crate) fn deaf_at_first(backend: Backend, window: &File, deaf: usize) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let vsock = directory.path().join("vsock");
         let listener = UnixListener::bind(&vsock).unwrap();
         let (tell, streams) = mpsc::channel();
         std::thread::spawn(move || {
-            for stream in listener.incoming() {
+            for (index, stream) in listener.incoming().enumerate() {
                 let mut stream = stream.unwrap();
                 let mut line = String::new();
                 BufReader::with_capacity(1, &stream).read_line(&mut line).unwrap();
+                if index < deaf {
+                    stream.shutdown(Shutdown::Read).unwrap();
+                    stream.write_all(b"OK 1073741824\n").unwrap();
+                    continue;
+                }
                 stream.write_all(b"OK 1073741824\n").unwrap();
                 let mut reader = FrameReader::new(stream);
                 let begin = receive(&mut reader).unwrap().unwrap();
@@ -128,6 +139,8 @@ pub(crate) struct Running {
     pub(crate) forwarded: Forwarded,
     /// A server whose agent hangs up lets the window go, which is another one's.
     pub(crate) controls: Vec<(FrameReader<UnixStream>, FrameWriter<UnixStream>)>,
+    /// What it has said first.
+    pub(crate) hello: String,
     _connection: ClientConnection,
     _socket: PacketSocket,
 }
@@ -151,9 +164,10 @@ impl Running {
         });
         socket.wait_to_receive(Instant::now() + MOST).unwrap();
         let (hello, _) = socket.receive().unwrap();
+        let hello = String::from_utf8(hello).unwrap();
         let asked = FromGuest::Connect {
             client: 1,
-            hello: String::from_utf8(hello).unwrap(),
+            hello: hello.clone(),
             free: vec!["slot-0".to_owned()],
         };
         send(&writer, &asked).unwrap();
@@ -175,6 +189,7 @@ impl Running {
             },
             forwarded: Forwarded::new(own, streams),
             controls: vec![(reader, writer)],
+            hello,
             _connection: connection,
             _socket: socket,
         }
