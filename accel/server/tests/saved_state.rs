@@ -7,7 +7,7 @@ use std::fs::File;
 use std::time::Duration;
 
 use accel_proto::opencl::*;
-use accel_proto::{Handle, List, Span};
+use accel_proto::{Handle, List, Reader, Reply as _, Span};
 use accel_server::{Backend, Refusal};
 use agent_api::accelerator::{FromGuest, send};
 
@@ -155,4 +155,84 @@ fn no_client_is_left_out_that_is_on_its_way() {
     changed(&file, |state| assert_eq!(state["clients"][0]["number"], 1));
     drop(go);
     program.thread.done(&Finish { command_queue: queue });
+}
+
+/// A server that goes on with a client as it is now.
+fn go_on(program: &mut Running, host: &Host, window: &File) -> Host {
+    let (file, _held) = save(host, MOST).unwrap();
+    let next = Host::new(pocl(), window);
+    next.guest.restore(&file).unwrap();
+    next.serve();
+    program.go_on_with(&next);
+    next
+}
+
+const SOURCE: &str = "kernel void one(global uint *all) { all[get_global_id(0)] += 1; }";
+
+#[test]
+fn kernels_that_were_told_of_memory_that_is_freed_are_saved_without_it() {
+    let window = support::machine::window();
+    let host = Host::new(pocl(), &window);
+    host.serve();
+    let mut program = Running::start(&host, &window);
+    let thread = &mut program.thread;
+    let (context, queue) = thread.set_up();
+    let kernel = thread.kernel(context, SOURCE, c"one");
+    let call = SVMAlloc {
+        context,
+        flags: 1,
+        size: 4096,
+        alignment: 0,
+    };
+    let bytes = thread.ask(&call);
+    let svm_pointer = SVMAllocReply::read(&mut Reader::new(&bytes, LIMITS), &call)
+        .unwrap()
+        .returned;
+    let value = svm_pointer.0.to_le_bytes();
+    thread.done(&SetKernelExecInfo {
+        kernel,
+        param_name: 0x11b6,
+        param_value_size: 8,
+        param_value: Some(List::new(&value)),
+    });
+    thread.done(&CloneKernel {
+        source_kernel: kernel,
+        returned: name(2),
+    });
+    thread.done(&SVMFree { context, svm_pointer });
+    let _next = go_on(&mut program, &host, &window);
+    let thread = &mut program.thread;
+    thread.buffer(context, 64, name(1));
+    for kernel in [kernel, name(2)] {
+        assert_eq!(thread.argument(kernel, 0, mem(name(1))), 0);
+        launch(thread, queue, kernel, 16, Handle::NULL);
+    }
+    assert_eq!(numbers(&contents(thread, queue, name(1), 64)), [2; 16]);
+}
+
+#[test]
+fn a_copied_kernel_whose_argument_has_lost_its_name_is_refused() {
+    let window = support::machine::window();
+    let host = Host::new(pocl(), &window);
+    host.serve();
+    let mut program = Running::start(&host, &window);
+    let thread = &mut program.thread;
+    let (context, _) = thread.set_up();
+    let kernel = thread.kernel(context, SOURCE, c"one");
+    thread.buffer(context, 64, name(1));
+    assert_eq!(thread.argument(kernel, 0, mem(name(1))), 0);
+    thread.done(&ReleaseMemObject { memobj: name(1) });
+    let copied = |returned| CloneKernel {
+        source_kernel: kernel,
+        returned,
+    };
+    // It is found still, as the kernel has it.
+    thread.done(&copied(name(2)));
+    let next = go_on(&mut program, &host, &window);
+    let thread = &mut program.thread;
+    thread.buffer(context, 64, Handle::new(1, 2).unwrap());
+    drop(save(&next, MOST).unwrap());
+    thread.done(&copied(name(3)));
+    let refused = save(&next, MOST).unwrap_err().to_string();
+    assert!(refused.contains("a copied kernel"), "{refused}");
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use accel_proto::opencl::{
     AnyCall, BuildProgram, CloneKernel, CompileProgram, CreateBuffer, CreateBufferWithProperties, CreateImage,
     CreateImage2D, CreateImage3D, CreateImageWithProperties, CreateKernel, CreateKernelsInProgram, ImageDesc,
-    LinkProgram, SetKernelArg, SetKernelArgSVMPointer,
+    LinkProgram, SetKernelArg, SetKernelArgSVMPointer, SetKernelExecInfo,
 };
 use accel_proto::{Callback, Effect, Limits, MESSAGE, Object as Touched, Span, Writer};
 
@@ -217,6 +217,10 @@ fn log_clone(cx: &Session<'_>, order: &Order, call: &CloneKernel) {
     for before in log {
         let again = AnyCall::decode(before.op, &before.arguments, limits).ok();
         let again = again.and_then(|again| of_kernel(again, call));
+        if again.as_ref().is_some_and(|again| !finds_all(cx, again)) {
+            cx.client
+                .cannot_be_saved("a copied kernel whose program or argument was released");
+        }
         match again.and_then(|again| logged(cx, order.next(), &again)) {
             Some(logged) => keep(&new, logged),
             None => cx
@@ -224,6 +228,19 @@ fn log_clone(cx: &Session<'_>, order: &Order, call: &CloneKernel) {
                 .cannot_be_saved("a kernel was made of one whose calls were not kept"),
         }
     }
+}
+
+/// Whether all objects that a call uses are there under their names, which may be others' by now.
+fn finds_all(cx: &Session<'_>, call: &AnyCall<'_>) -> bool {
+    let mut all = true;
+    call.effects(&mut |effect, object| {
+        if let (Effect::Uses, Touched::Handle(handle)) = (effect, object)
+            && let Some(sort) = Sort::of(handle.c_type)
+        {
+            all &= handle.raw == 0 || cx.client.find(sort, handle.raw).is_ok();
+        }
+    });
+    all
 }
 
 /// Kernels that were made all at once are made again one by one: not all of them may be there still.
@@ -259,6 +276,7 @@ fn of_kernel<'a>(call: AnyCall<'a>, clone: &CloneKernel) -> Option<AnyCall<'a>> 
         AnyCall::SetKernelArgSVMPointer(call) => {
             AnyCall::SetKernelArgSVMPointer(SetKernelArgSVMPointer { kernel, ..call })
         }
+        AnyCall::SetKernelExecInfo(call) => AnyCall::SetKernelExecInfo(SetKernelExecInfo { kernel, ..call }),
         _ => return None,
     })
 }

@@ -1,11 +1,12 @@
 //! A client's objects, as they are written: calls, binaries of programs, contents of memory.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry::Vacant;
 use std::io;
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
-use accel_proto::opencl::{AnyCall, SetKernelArgSVMPointer};
+use accel_proto::opencl::{AnyCall, SetKernelArgSVMPointer, SetKernelExecInfo};
 use accel_proto::{Call as ProtoCall, Limits};
 
 use super::calls::Logged;
@@ -147,8 +148,12 @@ fn insert(log: Vec<Logged>, file: &mut Writing<'_>, steps: &mut BTreeMap<(u64, u
         if logged.op == <SetKernelArgSVMPointer as ProtoCall<'_>>::OP {
             return Err(Refusal::CannotBeMadeAgain(SVM));
         }
+        // The client has freed all that a kernel was told of, so that no kernel reaches it any more (OpenCL API, clSVMFree).
+        if logged.op == <SetKernelExecInfo as ProtoCall<'_>>::OP {
+            continue;
+        }
         // One that has made several objects is with all of them.
-        if let std::collections::btree_map::Entry::Vacant(place) = steps.entry((logged.order, 0)) {
+        if let Vacant(place) = steps.entry((logged.order, 0)) {
             place.insert(Step::Call(call(&logged, file)?));
         }
     }

@@ -273,3 +273,35 @@ pub(crate) fn changed(file: &File, change: impl FnOnce(&mut serde_json::Value)) 
     other.write_all_at(&bytes, 0).unwrap();
     other
 }
+
+pub(crate) fn numbers(bytes: &[u8]) -> Vec<u32> {
+    bytes
+        .chunks_exact(4)
+        .map(|bytes| u32::from_le_bytes(bytes.try_into().unwrap()))
+        .collect()
+}
+
+pub(crate) fn launch(
+    thread: &mut Thread,
+    queue: Handle<CommandQueue>,
+    kernel: Handle<Kernel>,
+    count: u64,
+    event: Handle<Event>,
+) {
+    thread.send(&EnqueueNDRangeKernel {
+        command_queue: queue,
+        kernel,
+        work_dim: 1,
+        global_work_offset: None,
+        global_work_size: Some(List::new(&[count])),
+        local_work_size: None,
+        num_events_in_wait_list: 0,
+        event_wait_list: None,
+        event,
+    });
+}
+
+pub(crate) fn contents(thread: &mut Thread, queue: Handle<CommandQueue>, buffer: Handle<Mem>, length: u64) -> Vec<u8> {
+    thread.done(&read(queue, buffer, length));
+    thread.get(DATA + (4 << 20), usize::try_from(length).unwrap())
+}
