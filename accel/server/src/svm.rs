@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use crate::api::{Api, Code, P};
 use crate::objects::{Held, Object};
 use crate::quota::Charge;
-use crate::session::Client;
+use crate::session::{Client, Session};
 
 /// Bytes of a page, of the client's and of this host's.
 pub(crate) const PAGE: u64 = 4096;
@@ -26,6 +26,9 @@ const MOST: usize = 1 << 16;
 
 /// How often it is looked whether commands are complete that memory waits for.
 const LOOK: Duration = Duration::from_micros(200);
+
+/// How long it is waited for memory that was freed and that commands still need.
+const PATIENCE: Duration = Duration::from_millis(100);
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -184,8 +187,9 @@ impl Svm {
         removed.map(drop).ok_or(Code::INVALID_VALUE)
     }
 
-    /// Frees what is gone and no command needs. If there is something that commands need, it is waited for, for so long.
-    pub(crate) fn sweep(&self, client: &Client, patience: Duration) {
+    /// Frees what is gone and no command needs. If there is something that commands need, it is waited for, for so long. Whether something
+    /// was freed.
+    pub(crate) fn sweep(&self, client: &Client, patience: Duration) -> bool {
         let gone = std::mem::take(&mut *lock(&self.gone));
         if !gone.is_empty() {
             let events = client.markers();
@@ -196,6 +200,7 @@ impl Svm {
             lock(&self.waiting).extend(waiting);
         }
         let deadline = Instant::now() + patience;
+        let mut freed = false;
         loop {
             let mut waiting = lock(&self.waiting);
             let is_complete = |waiting: &Waiting| {
@@ -206,11 +211,12 @@ impl Svm {
             let waits_on = !busy.is_empty();
             *waiting = busy;
             drop(waiting);
+            freed |= !complete.is_empty();
             for one in complete {
                 one.memory.free(&client.backend.api);
             }
             if !waits_on || Instant::now() >= deadline {
-                return;
+                return freed;
             }
             std::thread::sleep(LOOK);
         }
@@ -225,6 +231,20 @@ impl Svm {
         for memory in std::mem::take(&mut *lock(&self.gone)) {
             memory.free(api);
         }
+    }
+}
+
+impl Session<'_> {
+    /// Charges so many bytes. What was freed comes first, even if it has to be waited for.
+    pub(crate) fn charge(&self, bytes: u64) -> Result<Charge, Code> {
+        let (quota, svm) = (&self.client.tenant.quota, &self.client.svm);
+        svm.sweep(self.client, Duration::ZERO);
+        quota
+            .charge(bytes)
+            .or_else(|refused| match svm.sweep(self.client, PATIENCE) {
+                true => quota.charge(bytes),
+                false => Err(refused),
+            })
     }
 }
 

@@ -39,14 +39,8 @@ fn image(context: Handle<Context>, returned: Handle<Mem>) -> CreateImage {
     }
 }
 
-#[test]
-fn a_state_that_has_less_than_it_says_is_refused() {
-    let window = window();
-    let host = Host::new(Backend::null(), &window);
-    host.serve();
-    let mut program = Running::start(&host, &window);
-    let thread = &mut program.thread;
-    let (context, queue) = thread.set_up();
+/// A buffer and an image, mapped.
+fn map_both(thread: &mut Thread, (context, queue): (Handle<Context>, Handle<CommandQueue>)) {
     thread.buffer(context, 8192, name(1));
     thread.done(&image(context, name(2)));
     thread.done(&EnqueueMapBuffer {
@@ -81,6 +75,17 @@ fn a_state_that_has_less_than_it_says_is_refused() {
             length: 512,
         },
     });
+}
+
+#[test]
+fn a_state_that_has_less_than_it_says_is_refused() {
+    let window = window();
+    let host = Host::new(Backend::null(), &window);
+    host.serve();
+    let mut program = Running::start(&host, &window);
+    let thread = &mut program.thread;
+    let (context, queue) = thread.set_up();
+    map_both(thread, (context, queue));
     let (file, _held) = save(&host, MOST).unwrap();
     let restored = |file: &File| {
         let next = Host::new(Backend::null(), &support::machine::window());

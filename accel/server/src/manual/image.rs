@@ -174,7 +174,7 @@ fn charge(cx: &Session<'_>, wanted: &Wanted<'_>, part_of: &MaybeHeld) -> Result<
         return Ok(None);
     };
     let bytes = image_memory::all(&description, wanted.format).ok_or(Code::MEM_OBJECT_ALLOCATION_FAILURE)?;
-    cx.client.tenant.quota.charge(bytes).map(Some)
+    cx.charge(bytes).map(Some)
 }
 
 /// Bytes of zeroes that an image is made of which is given none; nothing where the API lets it be given none.

@@ -108,7 +108,7 @@ impl Source {
             Some(Memory::Arena(span)) => Some(span),
             None => None,
         };
-        let charge = cx.client.tenant.quota.charge(size)?;
+        let charge = cx.charge(size)?;
         Ok(Self::Own(Contents::new(cx, flags, span, size)?, charge))
     }
 
@@ -197,7 +197,7 @@ pub(crate) fn create_pipe(cx: &mut Session<'_>, call: &CreatePipe<'_>) -> Result
     let context = cx.object(call.context)?;
     let properties = cx.properties(call.properties.as_ref(), &[])?;
     let packets = u64::from(call.pipe_packet_size) * u64::from(call.pipe_max_packets);
-    let charge = cx.client.tenant.quota.charge(packets.saturating_add(4096))?;
+    let charge = cx.charge(packets.saturating_add(4096))?;
     let function = cx.api().clCreatePipe()?;
     let mut status = 0_i32;
     let (size, count, place) = (call.pipe_packet_size, call.pipe_max_packets, (&raw mut status).cast());

@@ -15,7 +15,6 @@ use crate::api::{Code, P, check};
 use crate::arguments::Argument;
 use crate::marshal::Bytes;
 use crate::objects::{Held, State};
-use crate::quota::Charge;
 use crate::session::Session;
 use crate::svm::{Allocation, PAGE};
 
@@ -25,9 +24,6 @@ const FLAGS: u64 = 7;
 
 /// Boundaries that can be asked for.
 const ALIGNMENT: u32 = 4096;
-
-/// How long it is waited for memory that was freed and that commands still need.
-const PATIENCE: Duration = Duration::from_millis(100);
 
 /// Numbers of the API (cl.h).
 const CONTEXT_DEVICES: u32 = 0x1081;
@@ -48,7 +44,7 @@ pub(crate) fn svm_alloc(cx: &mut Session<'_>, call: &SVMAlloc) -> Result<(), Cod
     // Whole pages, wherever the back end begins.
     let whole = call.size.checked_next_multiple_of(PAGE).ok_or(Code::INVALID_VALUE)?;
     let all = whole.checked_add(PAGE).ok_or(Code::INVALID_VALUE)?;
-    let charge = charge(cx, all)?;
+    let charge = cx.charge(all)?;
     let function = cx.api().clSVMAlloc()?;
     // SAFETY: 1. and 2. as above.
     let base = unsafe { function(context.raw(), call.flags, all, call.alignment) };
@@ -64,15 +60,6 @@ pub(crate) fn svm_alloc(cx: &mut Session<'_>, call: &SVMAlloc) -> Result<(), Cod
         returned: SvmAddress(begin),
     };
     cx.answer(call, &reply, None)
-}
-
-/// Charges so many bytes. What was freed comes first, even if it has to be waited for.
-fn charge(cx: &Session<'_>, bytes: u64) -> Result<Charge, Code> {
-    cx.client.svm.sweep(cx.client, Duration::ZERO);
-    cx.client.tenant.quota.charge(bytes).or_else(|_| {
-        cx.client.svm.sweep(cx.client, PATIENCE);
-        cx.client.tenant.quota.charge(bytes)
-    })
 }
 
 /// Fills new memory with zeroes, as the back end may have had anything there: by a queue of its own.

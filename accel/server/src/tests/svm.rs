@@ -297,6 +297,85 @@ fn it_is_charged_until_nobody_needs_it() {
     assert_eq!(tenant.quota.used(), 0);
 }
 
+/// Memory that is not shared, of about as many bytes each, with the names from 2 on.
+fn others(context: Handle<Context>) -> (CreateBuffer, CreateImage, CreatePipe<'static>) {
+    let buffer = CreateBuffer {
+        context,
+        flags: 1,
+        size: 40 << 10,
+        host_ptr: None,
+        returned: name(2, 1),
+    };
+    let image = CreateImage {
+        context,
+        flags: 1,
+        image_format: Some(ImageFormat {
+            image_channel_order: 0x10b5,
+            image_channel_data_type: 0x10da,
+        }),
+        image_desc: Some(ImageDesc {
+            image_type: 0x10f1,
+            image_width: 100,
+            image_height: 100,
+            image_depth: 0,
+            image_array_size: 0,
+            image_row_pitch: 0,
+            image_slice_pitch: 0,
+            num_mip_levels: 0,
+            num_samples: 0,
+            mem_object: Handle::NULL,
+        }),
+        host_ptr: None,
+        returned: name(3, 1),
+    };
+    let pipe = CreatePipe {
+        context,
+        flags: 1,
+        pipe_packet_size: 1 << 10,
+        pipe_max_packets: 40,
+        properties: None,
+        returned: name(4, 1),
+    };
+    (buffer, image, pipe)
+}
+
+#[test]
+fn what_is_freed_is_there_for_all_other_memory() {
+    let limits = TenantLimits {
+        memory: Some(64 << 10),
+        ..TenantLimits::default()
+    };
+    let tenant = Tenant::new(&limits).unwrap();
+    let client = client_of(&tenant);
+    let mut caller = Caller::new(&client);
+    let (context, ..) = caller.buffer(64);
+    kernel(&mut caller, context);
+    let (buffer, image, pipe) = others(context);
+    for which in 0..3 {
+        let make = |caller: &mut Caller<'_>| match which {
+            0 => caller.status(&buffer),
+            1 => caller.status(&image),
+            _ => caller.status(&pipe),
+        };
+        let address = alloc(&mut caller, context, 40 << 10).unwrap();
+        let set = |address| SetKernelArgSVMPointer {
+            kernel: name(1, 1),
+            arg_index: 0,
+            arg_value: SvmAddress(address),
+        };
+        assert_eq!(caller.status(&set(address)), 0);
+        assert_eq!(caller.status(&free(context, address)), 0);
+        // The kernel has it; then nobody has, and no call about shared memory comes behind.
+        assert_eq!(make(&mut caller), ALLOCATION_FAILURE, "{which}");
+        assert_eq!(caller.status(&set(0)), 0);
+        assert_eq!(make(&mut caller), 0, "{which}");
+        let memobj = name(2 + which, 1);
+        assert_eq!(caller.status(&ReleaseMemObject { memobj }), 0);
+    }
+    client.end();
+    assert_eq!(tenant.quota.used(), 0);
+}
+
 #[test]
 fn what_is_no_memory_is_not_allocated() {
     let client = client();
