@@ -8,7 +8,7 @@
     reason = "asks functions of a C API, and hands out addresses in memory that is shared with the client"
 )]
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -139,15 +139,11 @@ impl Client {
     pub(crate) fn end(&self) {
         self.completions.end();
         self.abandon();
-        let mut queues: Vec<Held> = match self.tables().get(Sort::CommandQueue as usize) {
-            Some(table) => table.all().collect(),
-            None => Vec::new(),
-        };
-        let retired = std::mem::take(&mut *self.retired.lock().unwrap_or_else(PoisonError::into_inner));
-        queues.extend(retired.into_iter().map(|(queue, _)| queue));
+        let queues = self.queues();
         for queue in &queues {
             self.finish(queue);
         }
+        self.forget_retired();
         if let Some(meter) = &self.tenant.meter {
             meter.forget(std::ptr::from_ref(self).addr());
         }
@@ -244,6 +240,8 @@ pub(crate) struct Session<'c> {
     pub(crate) replay: Option<Replay>,
     encoded: Box<[u8]>,
     length: usize,
+    /// Where a call is written that is kept; empty until one is.
+    pub(crate) scratch: RefCell<Vec<u8>>,
     /// Where in the arena it may go.
     place: Option<Span>,
 }
@@ -265,6 +263,7 @@ impl<'c> Session<'c> {
             replay: None,
             encoded: vec![0; MESSAGE].into(),
             length: 0,
+            scratch: RefCell::default(),
             place: None,
         }
     }

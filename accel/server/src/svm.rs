@@ -205,7 +205,7 @@ impl Svm {
             let mut waiting = lock(&self.waiting);
             let is_complete = |waiting: &Waiting| {
                 let events = waiting.events.as_ref();
-                events.is_some_and(|events| events.iter().all(|event| client.is_done(Some(event))))
+                events.is_some_and(|events| client.are_done(events))
             };
             let (complete, busy): (Vec<_>, Vec<_>) = std::mem::take(&mut *waiting).into_iter().partition(is_complete);
             let waits_on = !busy.is_empty();
@@ -251,7 +251,12 @@ impl Session<'_> {
 impl Client {
     /// Events that are complete when all is done that the client's queues have now, also those that it has released; nothing if the back end
     /// has no such events.
-    fn markers(&self) -> Option<Vec<Held>> {
+    pub(crate) fn markers(&self) -> Option<Vec<Held>> {
         self.queues().iter().map(|queue| self.mark(queue)).collect()
+    }
+
+    /// Whether all of these events are complete.
+    pub(crate) fn are_done(&self, events: &[Held]) -> bool {
+        events.iter().all(|event| self.is_done(Some(event)))
     }
 }

@@ -241,3 +241,40 @@ fn a_copied_kernel_whose_argument_has_lost_its_name_is_refused() {
     let refused = save(&next, MOST).unwrap_err().to_string();
     assert!(refused.contains("a copied kernel"), "{refused}");
 }
+
+#[test]
+fn what_has_lost_its_name_is_saved_without_maps_and_failures() {
+    let window = support::machine::window();
+    let host = Host::new(pocl(), &window);
+    host.serve();
+    let mut program = Running::start(&host, &window);
+    let thread = &mut program.thread;
+    let (context, queue) = thread.set_up();
+    let (_, device) = thread.devices();
+    let kernel = thread.kernel(context, SOURCE, c"one");
+    map_both(thread, (context, queue));
+    assert_eq!(thread.argument(kernel, 0, mem(name(1))), 0);
+    // Its event needs the queue, which has a failure that nobody is told of.
+    thread.send(&EnqueueWriteBuffer {
+        event: name(1),
+        ..write(queue, name(1), 64)
+    });
+    thread.done(&Finish { command_queue: queue });
+    thread.send(&write(queue, name(1), 9000));
+    thread.done(&ReleaseCommandQueue { command_queue: queue });
+    thread.done(&ReleaseMemObject { memobj: name(1) });
+    let queue = Handle::new(1, 2).unwrap();
+    thread.done(&CreateCommandQueue {
+        context,
+        device,
+        properties: 0,
+        returned: queue,
+    });
+    let buffer = Handle::new(1, 2).unwrap();
+    thread.buffer(context, 64, buffer);
+    let _next = go_on(&mut program, &host, &window);
+    let thread = &mut program.thread;
+    assert_eq!(contents(thread, queue, buffer, 64), [0; 64]);
+    launch(thread, queue, kernel, 16, Handle::NULL);
+    thread.done(&Finish { command_queue: queue });
+}

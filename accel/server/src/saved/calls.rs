@@ -82,7 +82,7 @@ pub(crate) fn log(cx: &Session<'_>, call: &AnyCall<'_>) {
         Some(logged) => changed.iter().for_each(|object| keep(object, logged.clone())),
         None => cx
             .client
-            .cannot_be_saved("a call that made an object is too long to be kept"),
+            .cannot_be_saved("an object that was made by a call too long to be kept"),
     }
 }
 
@@ -176,11 +176,13 @@ fn key(call: &AnyCall<'_>) -> Option<u64> {
 
 /// A call as it is kept; nothing if it does not fit.
 pub(super) fn logged(cx: &Session<'_>, order: u64, call: &AnyCall<'_>) -> Option<Logged> {
-    let mut arguments = vec![0; MESSAGE];
-    let mut writer = Writer::new(&mut arguments);
+    let mut scratch = cx.scratch.borrow_mut();
+    scratch.resize(MESSAGE, 0);
+    let mut writer = Writer::new(&mut scratch);
     call.write(&mut writer);
     let length = writer.finish().ok()?;
-    arguments.truncate(length);
+    let arguments: Box<[u8]> = scratch.get(..length)?.into();
+    drop(scratch);
     let mut bytes = Vec::new();
     let mut missing = false;
     // Others read nothing of the arena but what memory is made of.
@@ -199,7 +201,7 @@ pub(super) fn logged(cx: &Session<'_>, order: u64, call: &AnyCall<'_>) -> Option
     (!missing).then(|| Logged {
         order,
         op: call.op(),
-        arguments: arguments.into(),
+        arguments,
         bytes,
         key: key(call),
     })
@@ -225,7 +227,7 @@ fn log_clone(cx: &Session<'_>, order: &Order, call: &CloneKernel) {
             Some(logged) => keep(&new, logged),
             None => cx
                 .client
-                .cannot_be_saved("a kernel was made of one whose calls were not kept"),
+                .cannot_be_saved("a kernel that was made of one whose calls were not kept"),
         }
     }
 }

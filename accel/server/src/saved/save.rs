@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry::Vacant;
 use std::io;
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use accel_proto::opencl::{AnyCall, SetKernelArgSVMPointer, SetKernelExecInfo};
@@ -27,18 +27,15 @@ const SVM: &str = "shared virtual memory, which another server could not have at
 
 /// Waits until all commands of a client's queues are complete.
 pub(super) fn drain(client: &Client, deadline: Instant) -> Result<(), Refusal> {
-    for queue in client.queues() {
-        let marker = client.mark(&queue);
-        let is_done = || match &marker {
-            Some(_) => client.is_done(marker.as_ref()),
-            None => client.finish(&queue),
-        };
-        while !is_done() {
-            if Instant::now() >= deadline {
-                return Err(Refusal::Busy);
-            }
-            std::thread::sleep(LOOK);
+    // Waiting for a queue itself has no deadline.
+    let events = client
+        .markers()
+        .ok_or(Refusal::Driver("a queue takes no marker".to_owned()))?;
+    while !client.are_done(&events) {
+        if Instant::now() >= deadline {
+            return Err(Refusal::Busy);
         }
+        std::thread::sleep(LOOK);
     }
     client.forget_retired();
     Ok(())
@@ -97,14 +94,14 @@ pub(super) fn objects(client: &Client, devices: &Devices, file: &mut Writing<'_>
                 }
                 insert(log, file, &mut steps)?;
                 let mapped = memory.maps.lock().unwrap_or_else(PoisonError::into_inner).clone();
-                if !mapped.is_empty() {
+                if !mapped.is_empty() && has_its_name(client, object) {
                     maps.push((object.name, mapped));
                 }
             }
             _ => insert(log(object)?, file, &mut steps)?,
         }
         let failure = object.untold_failure();
-        if failure != 0 {
+        if failure != 0 && has_its_name(client, object) {
             failures.push((object.sort() as usize, object.name, failure));
         }
     }
@@ -119,6 +116,12 @@ pub(super) fn objects(client: &Client, devices: &Devices, file: &mut Writing<'_>
         failures,
         due: client.completions.due().iter().map(due).collect(),
     })
+}
+
+/// Whether the client can still name it: it may have released it, and given its name's place to another object.
+fn has_its_name(client: &Client, object: &Held) -> bool {
+    let found = client.find(object.sort(), object.name);
+    found.is_ok_and(|found| Arc::ptr_eq(&found.0, &object.0))
 }
 
 /// All that has a name, and what that needs: each once.
