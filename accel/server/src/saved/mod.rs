@@ -24,6 +24,8 @@ use crate::api::Code;
 
 pub(crate) use calls::{Logged, Order, log};
 pub(crate) use restore::{Contents, Replay, original, source};
+#[cfg(test)]
+pub(crate) use save::drain;
 pub(crate) use save::prepare;
 pub use state::Output;
 pub use whole::fill_window;

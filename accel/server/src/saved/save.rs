@@ -26,7 +26,7 @@ const SUBMITTED: i32 = 2;
 const SVM: &str = "shared virtual memory, which another server could not have at its addresses";
 
 /// Waits until all commands of a client's queues are complete.
-pub(super) fn drain(client: &Client, deadline: Instant) -> Result<(), Refusal> {
+pub(crate) fn drain(client: &Client, deadline: Instant) -> Result<(), Refusal> {
     // Waiting for a queue itself has no deadline.
     let events = client
         .markers()

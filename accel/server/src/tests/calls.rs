@@ -327,22 +327,7 @@ fn a_kernel_holds_what_its_arguments_are() {
     let client = client();
     let mut caller = Caller::new(&client);
     let (context, queue, buffer) = caller.buffer(64);
-    let program = CreateProgramWithSource {
-        context,
-        count: 0,
-        strings: accel_proto::Pieces {
-            lengths: List::new(&[]),
-            data: Span { offset: 0, length: 0 },
-        },
-        returned: name(1, 1),
-    };
-    assert_eq!(caller.status(&program), 0);
-    let create = CreateKernel {
-        program: name(1, 1),
-        kernel_name: Some(c"f"),
-        returned: name(1, 1),
-    };
-    assert_eq!(caller.status(&create), 0);
+    caller.kernel(context);
     let mut set = SetKernelArg {
         kernel: name(1, 1),
         arg_index: 3,
@@ -374,22 +359,7 @@ fn calls_that_undo_each_other_are_kept_once() {
     let client = client().saved(1, None);
     let mut caller = Caller::new(&client);
     let (context, ..) = caller.buffer(64);
-    let program = CreateProgramWithSource {
-        context,
-        count: 0,
-        strings: accel_proto::Pieces {
-            lengths: List::new(&[]),
-            data: Span { offset: 0, length: 0 },
-        },
-        returned: name(1, 1),
-    };
-    assert_eq!(caller.status(&program), 0);
-    let create = CreateKernel {
-        program: name(1, 1),
-        kernel_name: Some(c"f"),
-        returned: name(1, 1),
-    };
-    assert_eq!(caller.status(&create), 0);
+    caller.kernel(context);
     for value in 0..100 {
         for arg_index in [0, 1] {
             let set = SetKernelArg {

@@ -1,17 +1,22 @@
 //! Calls against the null back end, and what a hostile client sends.
 
+#![allow(unsafe_code, reason = "back ends of functions of C")]
+
 mod calls;
 mod quota;
 mod random;
+mod saved;
 mod svm;
 
+use std::ffi::{CStr, c_void};
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use accel_proto::opencl::*;
 use accel_proto::{Call, Callback, Handle, Limits, List, MESSAGE, Reader, Record, Reply, Span, Writer};
 use accel_window::{Geometry, Window};
 
-use crate::api::Backend;
+use crate::api::{Api, Backend};
 use crate::dispatch::Worker;
 use crate::session::Client;
 use crate::tenant::Tenant;
@@ -32,6 +37,18 @@ fn client() -> Client {
 fn client_of(tenant: &Arc<Tenant>) -> Client {
     let (_, window) = Window::create(Geometry::new(1, 2, ARENA).unwrap()).unwrap();
     Client::new(Arc::new(Backend::null()), Arc::clone(tenant), Some(window))
+}
+
+/// A null back end with these functions.
+///
+/// # Safety
+/// Each has the type of its name.
+unsafe fn backend_of(function: &dyn Fn(&CStr) -> Option<*const ()>) -> Backend {
+    let find = |name: &CStr| function(name).and_then(|address| NonNull::new(address.cast_mut().cast::<c_void>()));
+    let mut backend = Backend::null();
+    // SAFETY: 1. the caller's.
+    backend.api = unsafe { Api::find(&find) }.0;
+    backend
 }
 
 /// A client's side of one thread's calls, without a transport.
@@ -170,6 +187,26 @@ impl<'c> Caller<'c> {
         };
         assert_eq!(self.status(&buffer), 0);
         names
+    }
+
+    /// A program and a kernel with the index 1.
+    fn kernel(&mut self, context: Handle<Context>) {
+        let program = CreateProgramWithSource {
+            context,
+            count: 0,
+            strings: accel_proto::Pieces {
+                lengths: List::new(&[]),
+                data: Span { offset: 0, length: 0 },
+            },
+            returned: name(1, 1),
+        };
+        assert_eq!(self.status(&program), 0);
+        let create = CreateKernel {
+            program: name(1, 1),
+            kernel_name: Some(c"f"),
+            returned: name(1, 1),
+        };
+        assert_eq!(self.status(&create), 0);
     }
 }
 

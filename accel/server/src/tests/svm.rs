@@ -2,14 +2,12 @@
 #![allow(unsafe_code, reason = "functions of a C API that free memory while they are called")]
 
 use std::cell::{Cell, RefCell};
-use std::ffi::{CStr, c_void};
-use std::ptr::NonNull;
 use std::rc::Rc;
 
 use accel_proto::{Memory, SvmAddress};
 
 use super::*;
-use crate::api::{Api, P};
+use crate::api::P;
 use crate::tenant::TenantLimits;
 
 const INVALID_VALUE: i32 = -30;
@@ -166,10 +164,8 @@ fn what_a_command_is_about_to_use_is_not_freed_before_the_queue_has_it() {
         b"clEnqueueSVMMigrateMem" => Some(migrate as *const ()),
         _ => crate::null::function(name),
     };
-    let find = |name: &CStr| function(name).and_then(|address| NonNull::new(address.cast_mut().cast::<c_void>()));
-    let mut backend = Backend::null();
     // SAFETY: 1. the three have the types of their names, and all others are the null back end's.
-    backend.api = unsafe { Api::find(&find) }.0;
+    let backend = unsafe { backend_of(&function) };
     let tenant = Tenant::unlimited();
     let (_, window) = Window::create(Geometry::new(1, 2, ARENA).unwrap()).unwrap();
     let client = Arc::new(Client::new(Arc::new(backend), Arc::clone(&tenant), Some(window)));
@@ -228,7 +224,7 @@ fn it_is_charged_until_nobody_needs_it() {
     let client = client_of(&tenant);
     let mut caller = Caller::new(&client);
     let (context, ..) = caller.buffer(64);
-    kernel(&mut caller, context);
+    caller.kernel(context);
     // Each takes whole pages, and one more for where the back end begins.
     let one = alloc(&mut caller, context, 40 << 10).unwrap();
     assert_eq!(tenant.quota.used(), 64 + (44 << 10));
@@ -349,7 +345,7 @@ fn what_is_freed_is_there_for_all_other_memory() {
     let client = client_of(&tenant);
     let mut caller = Caller::new(&client);
     let (context, ..) = caller.buffer(64);
-    kernel(&mut caller, context);
+    caller.kernel(context);
     let (buffer, image, pipe) = others(context);
     for which in 0..3 {
         let make = |caller: &mut Caller<'_>| match which {
@@ -407,24 +403,4 @@ fn what_is_no_memory_is_not_allocated() {
         assert_eq!(caller.status(&wrong), INVALID_VALUE, "{wrong:?}");
     }
     client.end();
-}
-
-/// A kernel of the name with index 1.
-fn kernel(caller: &mut Caller<'_>, context: Handle<Context>) {
-    let program = CreateProgramWithSource {
-        context,
-        count: 0,
-        strings: accel_proto::Pieces {
-            lengths: List::new(&[]),
-            data: Span { offset: 0, length: 0 },
-        },
-        returned: name(1, 1),
-    };
-    assert_eq!(caller.status(&program), 0);
-    let create = CreateKernel {
-        program: name(1, 1),
-        kernel_name: Some(c"f"),
-        returned: name(1, 1),
-    };
-    assert_eq!(caller.status(&create), 0);
 }
