@@ -32,6 +32,8 @@ struct Due {
     queue: VecDeque<Completion>,
     /// Registered and not due.
     waiting: usize,
+    /// Of these, those of events.
+    of_events: usize,
     over: bool,
     /// Whoever asks is not to wait.
     hurries: bool,
@@ -46,7 +48,38 @@ static REGISTERED: Mutex<Registered> = Mutex::new(Registered {
 #[derive(Debug)]
 struct Registered {
     next: usize,
-    by_number: Option<HashMap<usize, (Weak<Completions>, Callback)>>,
+    by_number: Option<HashMap<usize, Entry>>,
+}
+
+/// A callback that a back end will call.
+#[derive(Debug)]
+struct Entry {
+    client: Weak<Completions>,
+    callback: Callback,
+    of: Of,
+}
+
+/// What a callback tells of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Of {
+    /// The state of an event.
+    Event,
+    /// The end of another object, or of a build.
+    Other,
+}
+
+impl Due {
+    /// One is registered no more.
+    fn forget(&mut self, of: Of) {
+        self.waiting -= 1;
+        self.of_events -= usize::from(of == Of::Event);
+    }
+
+    fn push(&mut self, completion: Completion) {
+        if !self.over && self.queue.len() < MOST {
+            self.queue.push_back(completion);
+        }
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -55,30 +88,35 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Completions {
     /// A number for the back end that stands for a callback of the client's.
-    pub(crate) fn register(self: &Arc<Self>, callback: Callback) -> Result<Registration, Code> {
+    pub(crate) fn register(self: &Arc<Self>, callback: Callback, of: Of) -> Result<Registration, Code> {
         let mut due = lock(&self.due);
         if due.waiting + due.queue.len() >= MOST {
             return Err(Code::OUT_OF_RESOURCES);
         }
         due.waiting += 1;
+        due.of_events += usize::from(of == Of::Event);
         drop(due);
         let mut registered = lock(&REGISTERED);
         let number = registered.next;
         registered.next += 1;
-        let entry = (Arc::downgrade(self), callback);
+        let entry = Entry {
+            client: Arc::downgrade(self),
+            callback,
+            of,
+        };
         registered.by_number.get_or_insert_default().insert(number, entry);
         Ok(Registration(Some(number)))
     }
 
     /// A callback is due that the back end knows nothing of.
     pub(crate) fn push(&self, completion: Completion) {
-        let mut due = lock(&self.due);
-        if due.over || due.queue.len() >= MOST {
-            return;
-        }
-        due.queue.push_back(completion);
-        drop(due);
+        lock(&self.due).push(completion);
         self.changed.notify_all();
+    }
+
+    /// Whether callbacks of events are registered that the back end has not called.
+    pub(crate) fn waits_for_events(&self) -> bool {
+        lock(&self.due).of_events > 0
     }
 
     /// Whoever asks does not wait, or does again.
@@ -119,7 +157,7 @@ impl Completions {
         self.changed.notify_all();
         let mut registered = lock(&REGISTERED);
         if let Some(by_number) = &mut registered.by_number {
-            by_number.retain(|_, (client, _)| !std::ptr::eq(client.as_ptr(), Arc::as_ptr(self)));
+            by_number.retain(|_, entry| !std::ptr::eq(entry.client.as_ptr(), Arc::as_ptr(self)));
         }
     }
 }
@@ -142,23 +180,31 @@ impl Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        if let Some(number) = self.0 {
-            take(number);
+        if let Some((client, entry)) = self.0.and_then(take) {
+            lock(&client.due).forget(entry.of);
         }
     }
 }
 
-fn take(number: usize) -> Option<(Arc<Completions>, Callback)> {
-    let entry = lock(&REGISTERED).by_number.as_mut().and_then(|all| all.remove(&number));
-    let (client, callback) = entry?;
-    let client = client.upgrade()?;
-    lock(&client.due).waiting -= 1;
-    Some((client, callback))
+fn take(number: usize) -> Option<(Arc<Completions>, Entry)> {
+    let entry = lock(&REGISTERED)
+        .by_number
+        .as_mut()
+        .and_then(|all| all.remove(&number))?;
+    Some((entry.client.upgrade()?, entry))
 }
 
 fn called(data: P, status: i32) {
-    if let Some((client, callback)) = take(data.addr()) {
-        client.push(Completion { callback, status });
+    if let Some((client, entry)) = take(data.addr()) {
+        let mut due = lock(&client.due);
+        // At once: whoever saves the client finds it registered or due.
+        due.forget(entry.of);
+        due.push(Completion {
+            callback: entry.callback,
+            status,
+        });
+        drop(due);
+        client.changed.notify_all();
     }
 }
 
@@ -189,8 +235,8 @@ mod tests {
     #[test]
     fn what_is_called_is_due_once_and_in_order() {
         let completions = Arc::new(Completions::default());
-        let first = completions.register(Callback(7)).unwrap();
-        let second = completions.register(Callback(8)).unwrap();
+        let first = completions.register(Callback(7), Of::Other).unwrap();
+        let second = completions.register(Callback(8), Of::Other).unwrap();
         let (one, two) = (first.data(), second.data());
         first.keep();
         second.keep();
@@ -206,7 +252,7 @@ mod tests {
     #[test]
     fn who_waits_is_woken_and_who_is_gone_is_not_called() {
         let completions = Arc::new(Completions::default());
-        let registration = completions.register(Callback(1)).unwrap();
+        let registration = completions.register(Callback(1), Of::Other).unwrap();
         let data = registration.data().addr();
         registration.keep();
         let waiting = Arc::clone(&completions);
@@ -216,7 +262,7 @@ mod tests {
         let mut due = waiter.join().unwrap();
         due.extend(completions.wait(1, Duration::ZERO));
         assert_eq!(due.len(), 1);
-        let late = completions.register(Callback(2)).unwrap();
+        let late = completions.register(Callback(2), Of::Other).unwrap();
         let data = late.data();
         late.keep();
         completions.end();
@@ -229,11 +275,14 @@ mod tests {
         let completions = Arc::new(Completions::default());
         for number in 0..MOST {
             completions
-                .register(Callback(u32::try_from(number).unwrap()))
+                .register(Callback(u32::try_from(number).unwrap()), Of::Event)
                 .unwrap()
                 .keep();
         }
-        assert_eq!(completions.register(Callback(0)).unwrap_err(), Code::OUT_OF_RESOURCES);
+        assert_eq!(
+            completions.register(Callback(0), Of::Other).unwrap_err(),
+            Code::OUT_OF_RESOURCES
+        );
         completions.end();
     }
 }

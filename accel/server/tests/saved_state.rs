@@ -6,8 +6,9 @@ mod support;
 use std::fs::File;
 use std::time::Duration;
 
+use accel_proto::control::{AwaitCompletions, AwaitCompletionsReply};
 use accel_proto::opencl::*;
-use accel_proto::{Handle, List, Reader, Reply as _, Span};
+use accel_proto::{Callback, Handle, List, Reader, Reply as _, Span};
 use accel_server::{Backend, Refusal};
 use agent_api::accelerator::{FromGuest, send};
 
@@ -277,4 +278,47 @@ fn what_has_lost_its_name_is_saved_without_maps_and_failures() {
     assert_eq!(contents(thread, queue, buffer, 64), [0; 64]);
     launch(thread, queue, kernel, 16, Handle::NULL);
     thread.done(&Finish { command_queue: queue });
+}
+
+#[test]
+fn callbacks_of_events_are_due_behind_it_or_refused() {
+    let window = support::machine::window();
+    let host = Host::new(pocl(), &window);
+    host.serve();
+    let mut program = Running::start(&host, &window);
+    let thread = &mut program.thread;
+    let (context, queue) = thread.set_up();
+    thread.buffer(context, 64, name(1));
+    thread.done(&CreateUserEvent {
+        context,
+        returned: name(1),
+    });
+    thread.send(&EnqueueWriteBuffer {
+        event: name(2),
+        ..write(queue, name(1), 64)
+    });
+    let told = |event, number| SetEventCallback {
+        event,
+        command_exec_callback_type: 0,
+        pfn_notify: Callback(number),
+    };
+    thread.done(&told(name(2), 78));
+    thread.done(&told(name(1), 77));
+    let refused = save(&host, MOST).unwrap_err().to_string();
+    assert!(refused.contains("a callback of an event"), "{refused}");
+    let thread = &mut program.thread;
+    thread.done(&SetUserEventStatus {
+        event: name(1),
+        execution_status: 0,
+    });
+    let _next = go_on(&mut program, &host, &window);
+    let wait = AwaitCompletions {
+        most: 9,
+        milliseconds: 0,
+        reply: REPLIES,
+    };
+    let bytes = program.thread.ask(&wait);
+    let due = AwaitCompletionsReply::read(&mut Reader::new(&bytes, LIMITS), &wait).unwrap();
+    let due: Vec<_> = due.completions.iter().map(|due| (due.callback.0, due.status)).collect();
+    assert_eq!(due, [(78, 0), (77, 0)]);
 }

@@ -7,7 +7,7 @@ use accel_proto::opencl::{
 };
 
 use crate::api::{Code, P, check};
-use crate::completions::{destructor_function, event_function};
+use crate::completions::{Of, destructor_function, event_function};
 use crate::objects::{Held, State};
 use crate::session::Session;
 
@@ -29,7 +29,7 @@ pub(crate) fn set_event_callback(cx: &mut Session<'_>, call: &SetEventCallback) 
     if call.pfn_notify.0 == 0 {
         return Err(Code::INVALID_VALUE);
     }
-    let registration = cx.client.completions.register(call.pfn_notify)?;
+    let registration = cx.client.completions.register(call.pfn_notify, Of::Event)?;
     let function = cx.api().clSetEventCallback()?;
     let (kind, data) = (call.command_exec_callback_type, registration.data());
     // SAFETY: 1. and 2. as above; 3. the function takes what a callback of an event takes, and the data is a number.
@@ -49,7 +49,7 @@ fn on_destruction(
         return Err(Code::INVALID_VALUE);
     }
     let function = function?;
-    let registration = cx.client.completions.register(callback)?;
+    let registration = cx.client.completions.register(callback, Of::Other)?;
     let data = registration.data();
     // SAFETY: 1. and 2. as above: callers say which function; 3. ours takes what a destructor's callback takes, and the data is a number.
     check(unsafe { function(object.raw(), destructor_function(), data) })?;

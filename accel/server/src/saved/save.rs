@@ -20,6 +20,9 @@ use crate::session::Client;
 /// How often it is looked whether commands have ended.
 const LOOK: Duration = Duration::from_micros(200);
 
+/// How long a driver has for callbacks of commands that are complete.
+const CALLED: Duration = Duration::from_millis(500);
+
 /// Events that are not complete have positive states; this one is of those that a client has not set.
 const SUBMITTED: i32 = 2;
 
@@ -34,6 +37,14 @@ pub(crate) fn drain(client: &Client, deadline: Instant) -> Result<(), Refusal> {
     while !client.are_done(&events) {
         if Instant::now() >= deadline {
             return Err(Refusal::Busy);
+        }
+        std::thread::sleep(LOOK);
+    }
+    // A driver calls a little later than it says that a command is complete.
+    let called = deadline.min(Instant::now() + CALLED);
+    while client.completions.waits_for_events() {
+        if Instant::now() >= called {
+            return Err(Refusal::CannotBeMadeAgain("a callback of an event that is not set"));
         }
         std::thread::sleep(LOOK);
     }
