@@ -22,7 +22,7 @@ Usage: basalt-accel-server --socket PATH --backend opencl|null [--library PATH] 
                            [--inflight NUMBER] [--control PATH] [--log-level LEVEL] [--jail [what it is like]]
        basalt-accel-server --listen ADDRESS:PORT --tls-cert FILE --tls-key FILE [--tls-client-ca FILE] --backend ...
        basalt-accel-server --vsock-fd FD --window-fd FD --driver-fd FD --musl-driver-fd FD --ready-fd FD [--save-fd FD]
-                           [--restore-fd FD] --backend ... (the node's daemon does that)
+                           [--restore-fd FD] [--arbiter-fd FD] [--control-fd FD] --backend ... (the node's daemon does that)
 
   --socket PATH      where clients connect, for this user alone; a socket that nobody listens on is replaced
   --listen ADDRESS   where clients of other machines connect, such as 0.0.0.0:7070; the port is told on standard error
@@ -91,6 +91,7 @@ pub(crate) enum Place {
 /// Where the directory of an inherited arbiter's socket is in a jail, and what the socket is called there.
 pub(crate) const ARBITER: &str = "/run/arbiter";
 const ARBITER_SOCKET: &str = "socket";
+
 /// Files for TLS.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Certificates {
@@ -123,6 +124,20 @@ pub(crate) struct GuestFds {
     pub(crate) arbiter: Option<RawFd>,
     /// Where statistics are told.
     pub(crate) control: Option<RawFd>,
+}
+
+/// The same as they are said, one by one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Fds {
+    vsock: Option<RawFd>,
+    window: Option<RawFd>,
+    driver: Option<RawFd>,
+    musl_driver: Option<RawFd>,
+    ready: Option<RawFd>,
+    save: Option<RawFd>,
+    restore: Option<RawFd>,
+    arbiter: Option<RawFd>,
+    control: Option<RawFd>,
 }
 
 /// What the server is started with.
@@ -174,8 +189,7 @@ pub(crate) fn parse() -> Result<Command> {
 fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
     use lexopt::prelude::*;
     let (mut socket, mut backend, mut library) = (None, None, None);
-    let mut guest = [None; 7];
-    let (mut save, mut restore) = (None, None);
+    let mut fds = Fds::default();
     let mut remote = Remote::default();
     let mut arena = ByteSize(256 << 20);
     let mut threads = 32;
@@ -192,15 +206,15 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
             Long("tls-key") => remote.key = Some(parser.value()?.into()),
             Long("tls-client-ca") => remote.clients = Some(parser.value()?.into()),
             Long("without-tls") => remote.without_tls = true,
-            Long("vsock-fd") => guest[0] = Some(parser.value()?.parse()?),
-            Long("window-fd") => guest[1] = Some(parser.value()?.parse()?),
-            Long("driver-fd") => guest[2] = Some(parser.value()?.parse()?),
-            Long("musl-driver-fd") => guest[3] = Some(parser.value()?.parse()?),
-            Long("ready-fd") => guest[4] = Some(parser.value()?.parse()?),
-            Long("save-fd") => save = Some(parser.value()?.parse()?),
-            Long("restore-fd") => restore = Some(parser.value()?.parse()?),
-            Long("arbiter-fd") => guest[5] = Some(parser.value()?.parse()?),
-            Long("control-fd") => guest[6] = Some(parser.value()?.parse()?),
+            Long("vsock-fd") => fds.vsock = Some(parser.value()?.parse()?),
+            Long("window-fd") => fds.window = Some(parser.value()?.parse()?),
+            Long("driver-fd") => fds.driver = Some(parser.value()?.parse()?),
+            Long("musl-driver-fd") => fds.musl_driver = Some(parser.value()?.parse()?),
+            Long("ready-fd") => fds.ready = Some(parser.value()?.parse()?),
+            Long("save-fd") => fds.save = Some(parser.value()?.parse()?),
+            Long("restore-fd") => fds.restore = Some(parser.value()?.parse()?),
+            Long("arbiter-fd") => fds.arbiter = Some(parser.value()?.parse()?),
+            Long("control-fd") => fds.control = Some(parser.value()?.parse()?),
             Long("backend") => backend = Some(parser.value()?.string()?),
             Long("library") => library = Some(PathBuf::from(parser.value()?)),
             Long("arena") => arena = parser.value()?.parse()?,
@@ -252,7 +266,7 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
     }
     // Whoever asks wants to know.
     limits.measures_time = control.is_some();
-    let place = place(socket, remote, guest, [save, restore])?;
+    let place = place(socket, remote, fds)?;
     if let Place::Guest(fds) = &place {
         inherit(fds, (&mut limits, control.as_deref()), jail.is_some())?;
     }
@@ -319,36 +333,32 @@ fn address(text: &str) -> Result<SocketAddr> {
         .with_context(|| format!("--listen {text}: give an address and a port, such as 0.0.0.0:7070 or [::1]:7070"))
 }
 
-fn place(
-    socket: Option<PathBuf>,
-    remote: Remote,
-    guest: [Option<RawFd>; 7],
-    [save, restore]: [Option<RawFd>; 2],
-) -> Result<Place> {
+fn place(socket: Option<PathBuf>, remote: Remote, fds: Fds) -> Result<Place> {
     let with_tls = remote.certificate.is_some() || remote.key.is_some() || remote.clients.is_some();
-    match (socket, remote.listen, guest) {
+    let no_fds = fds == Fds::default();
+    match (socket, remote.listen, fds) {
         _ if remote.listen.is_none() && (with_tls || remote.without_tls) => {
             bail!("--tls-cert, --tls-key, --tls-client-ca and --without-tls are for --listen")
         }
-        (_, _, [None, ..]) if save.is_some() || restore.is_some() => {
-            bail!("--save-fd and --restore-fd are for clients in a virtual machine: leave them out with --socket")
-        }
-        (Some(socket), None, [None, None, None, None, None, None, None]) => Ok(Place::Host(socket)),
-        (None, Some(listen), [None, None, None, None, None, None, None]) => {
-            Ok(Place::Remote(listen, remote.certificates(listen)?))
+        (Some(socket), None, _) if no_fds => Ok(Place::Host(socket)),
+        (None, Some(listen), _) if no_fds => Ok(Place::Remote(listen, remote.certificates(listen)?)),
+        (None, None, _) if no_fds => {
+            bail!("--socket is missing: the path that clients connect to; --help shows examples")
         }
         (
             None,
             None,
-            [
-                Some(vsock),
-                Some(window),
-                Some(driver),
-                Some(musl_driver),
-                Some(ready),
+            Fds {
+                vsock: Some(vsock),
+                window: Some(window),
+                driver: Some(driver),
+                musl_driver: Some(musl_driver),
+                ready: Some(ready),
+                save,
+                restore,
                 arbiter,
                 control,
-            ],
+            },
         ) => Ok(Place::Guest(GuestFds {
             vsock,
             window,
@@ -360,12 +370,9 @@ fn place(
             arbiter,
             control,
         })),
-        (None, None, [None, None, None, None, None, None, None]) => {
-            bail!("--socket is missing: the path that clients connect to; --help shows examples")
-        }
         _ => bail!(
             "give --socket alone, or --listen, or --vsock-fd, --window-fd, --driver-fd, --musl-driver-fd and --ready-fd together, which \
-             --arbiter-fd and --control-fd need"
+             --save-fd, --restore-fd, --arbiter-fd and --control-fd need"
         ),
     }
 }
@@ -494,8 +501,9 @@ mod tests {
             (&["--backend", "null", "--vsock-fd", "3"], "together"),
             (
                 &["--socket", "a", "--backend", "null", "--save-fd", "7"],
-                "leave them out with --socket",
+                "which --save-fd, --restore-fd",
             ),
+            (&["--backend", "null", "--restore-fd", "7"], "--ready-fd together"),
             (
                 &["--socket", "a", "--listen", "[::1]:0", "--backend", "null"],
                 "or --listen",
