@@ -54,7 +54,7 @@ macro_rules! queues {
 pub(crate) use dispatch;
 pub(crate) use queues;
 
-/// A call that nobody carries out yet.
+/// A call that the server never carries out: docs/accel-server.md says what clients do in its place.
 pub(crate) fn refused<'a, C: Call<'a>>(cx: &mut Session<'_>, _: &C) -> Result<(), Code> {
     cx.client.tenant.counters.not_served(C::OP);
     Err(Code::INVALID_OPERATION)

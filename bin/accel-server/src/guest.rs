@@ -6,7 +6,8 @@
 //!                                                      └──────── waits for it ────────┘
 //! ```
 //! A back end compiles and runs what clients send, and may bring its process down; then another one has the same window, and clients
-//! that call anew are served by it. This process reads nothing that comes from the guest.
+//! that call anew are served by it. Of what comes from the guest this process reads nothing but a saved state (`--restore-fd`): where
+//! things lie in the window, and the window's bytes, which it only copies.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
