@@ -240,7 +240,7 @@ fn a_copied_kernel_whose_argument_has_lost_its_name_is_refused() {
     drop(save(&next, MOST).unwrap());
     thread.done(&copied(name(3)));
     let refused = save(&next, MOST).unwrap_err().to_string();
-    assert!(refused.contains("a copied kernel"), "{refused}");
+    assert!(refused.contains("with another one, which was released"), "{refused}");
 }
 
 #[test]

@@ -4,8 +4,8 @@
 //! of the arena that such a call reads are copied; those that memory is made of are not, as memory is saved as it is at the end.
 
 use std::ffi::CString;
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, Weak};
 
 use accel_proto::opencl::{
     AnyCall, BuildProgram, CloneKernel, CompileProgram, CreateBuffer, CreateBufferWithProperties, CreateImage,
@@ -16,7 +16,7 @@ use accel_proto::{Callback, Effect, Limits, MESSAGE, Object as Touched, Span, Wr
 
 use super::query;
 use crate::manual::without_host;
-use crate::objects::{Held, Sort};
+use crate::objects::{Held, Object, Sort};
 use crate::session::Session;
 
 /// The key of calls that build a program.
@@ -31,6 +31,8 @@ pub(crate) struct Logged {
     pub(crate) arguments: Box<[u8]>,
     /// Parts of the arena that it reads.
     pub(crate) bytes: Vec<(Span, Box<[u8]>)>,
+    /// Objects that it names.
+    uses: Vec<Weak<Object>>,
     /// A later call with the same key undoes what this one did.
     key: Option<u64>,
 }
@@ -39,6 +41,11 @@ impl Logged {
     /// Whether it has built a program.
     pub(super) fn is_build(&self) -> bool {
         self.key == Some(BUILD)
+    }
+
+    /// Whether the objects that it names are there still, so that they are made again as well.
+    pub(super) fn has_its_objects(&self) -> bool {
+        self.uses.iter().all(|used| used.strong_count() > 0)
     }
 }
 
@@ -203,8 +210,24 @@ pub(super) fn logged(cx: &Session<'_>, order: u64, call: &AnyCall<'_>) -> Option
         op: call.op(),
         arguments,
         bytes,
+        uses: used(cx, call),
         key: key(call),
     })
+}
+
+/// Objects that a call names; one whose name is not found is gone.
+fn used(cx: &Session<'_>, call: &AnyCall<'_>) -> Vec<Weak<Object>> {
+    let mut used = Vec::new();
+    call.effects(&mut |effect, object| {
+        if let (Effect::Uses, Touched::Handle(handle)) = (effect, object)
+            && let Some(sort) = Sort::of(handle.c_type)
+            && handle.raw != 0
+        {
+            let found = cx.client.find(sort, handle.raw).ok();
+            used.push(found.map_or_else(Weak::new, |found| Arc::downgrade(&found.0)));
+        }
+    });
+    used
 }
 
 /// A kernel that was made of another one is a new one with the same arguments: the other one's may change.
@@ -219,10 +242,6 @@ fn log_clone(cx: &Session<'_>, order: &Order, call: &CloneKernel) {
     for before in log {
         let again = AnyCall::decode(before.op, &before.arguments, limits).ok();
         let again = again.and_then(|again| of_kernel(again, call));
-        if again.as_ref().is_some_and(|again| !finds_all(cx, again)) {
-            cx.client
-                .cannot_be_saved("a copied kernel whose program or argument was released");
-        }
         match again.and_then(|again| logged(cx, order.next(), &again)) {
             Some(logged) => keep(&new, logged),
             None => cx
@@ -230,19 +249,6 @@ fn log_clone(cx: &Session<'_>, order: &Order, call: &CloneKernel) {
                 .cannot_be_saved("a kernel that was made of one whose calls were not kept"),
         }
     }
-}
-
-/// Whether all objects that a call uses are there under their names, which may be others' by now.
-fn finds_all(cx: &Session<'_>, call: &AnyCall<'_>) -> bool {
-    let mut all = true;
-    call.effects(&mut |effect, object| {
-        if let (Effect::Uses, Touched::Handle(handle)) = (effect, object)
-            && let Some(sort) = Sort::of(handle.c_type)
-        {
-            all &= handle.raw == 0 || cx.client.find(sort, handle.raw).is_ok();
-        }
-    });
-    all
 }
 
 /// Kernels that were made all at once are made again one by one: not all of them may be there still.

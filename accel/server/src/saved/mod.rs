@@ -8,6 +8,8 @@
 //! made (`calls`); memory is made of the file itself where the back end takes the host's, so that clones share what they do not write.
 //! Knows no sandbox, and nothing of how a file is kept.
 
+#[cfg(test)]
+mod again;
 mod calls;
 mod client;
 mod contents;
@@ -22,6 +24,8 @@ use std::io;
 
 use crate::api::Code;
 
+#[cfg(test)]
+pub(crate) use again::again;
 pub(crate) use calls::{Logged, Order, log};
 pub(crate) use restore::{Contents, Replay, original, source};
 #[cfg(test)]

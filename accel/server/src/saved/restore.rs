@@ -1,7 +1,7 @@
 //! Objects are made again: the calls that are in the file, carried out as if the client had sent them.
 #![allow(unsafe_code, reason = "calls functions of a C API")]
 
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 
 use accel_proto::control::Completion;
 use accel_proto::opencl::{AnyCall, Event};
@@ -255,9 +255,14 @@ fn event(
     status: i32,
 ) -> Result<(), Refusal> {
     let client = cx.client;
-    let context = client.find(Sort::Context, context).map_err(Refusal::code)?;
     let queue = queue.map(|queue| client.find(Sort::CommandQueue, queue)).transpose();
     let queue = queue.map_err(Refusal::code)?;
+    let held = queue.as_ref().and_then(|queue| queue.owner(Sort::Context));
+    let context = match held {
+        // The context's name may have been another one's before there was the command.
+        Some(context) => Held(Arc::clone(context)),
+        None => client.find(Sort::Context, context).map_err(Refusal::code)?,
+    };
     let api = &client.backend.api;
     let function = api.clCreateUserEvent().map_err(Refusal::code)?;
     let mut code = 0_i32;

@@ -7,7 +7,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use accel_proto::opencl::{AnyCall, SetKernelArgSVMPointer, SetKernelExecInfo};
-use accel_proto::{Call as ProtoCall, Limits};
+use accel_proto::{Call as ProtoCall, Effect, Limits, Object as Touched};
 
 use super::calls::Logged;
 use super::contents::Contents;
@@ -25,6 +25,11 @@ const CALLED: Duration = Duration::from_millis(500);
 
 /// Events that are not complete have positive states; this one is of those that a client has not set.
 const SUBMITTED: i32 = 2;
+
+const NOT_KEPT: &str = "an object whose calls were not kept";
+
+/// Such as a program that was compiled with headers, or a kernel that was copied with its arguments.
+const RELEASED: &str = "an object that was made or set with another one, which was released";
 
 const SVM: &str = "shared virtual memory, which another server could not have at its addresses";
 
@@ -93,7 +98,7 @@ pub(super) fn objects(client: &Client, devices: &Devices, file: &mut Writing<'_>
             }
             (Sort::Program, _) => program(client, object, file, &mut steps)?,
             (_, State::Mem(memory)) => {
-                let mut log = log(object)?;
+                let mut log = log(client, object)?;
                 if memory.form == Form::Pipe {
                     return Err(Refusal::CannotBeMadeAgain("a pipe, whose packets nobody can read"));
                 }
@@ -109,7 +114,7 @@ pub(super) fn objects(client: &Client, devices: &Devices, file: &mut Writing<'_>
                     maps.push((object.name, mapped));
                 }
             }
-            _ => insert(log(object)?, file, &mut steps)?,
+            _ => insert(log(client, object)?, file, &mut steps)?,
         }
         let failure = object.untold_failure();
         if failure != 0 && has_its_name(client, object) {
@@ -148,11 +153,19 @@ fn reachable(client: &Client) -> Vec<Held> {
     found.into_values().collect()
 }
 
-fn log(object: &Held) -> Result<Vec<Logged>, Refusal> {
+/// An object's calls, the first of which has made it.
+fn log(client: &Client, object: &Held) -> Result<Vec<Logged>, Refusal> {
     let log = object.log.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    match log.is_empty() {
-        true => Err(Refusal::CannotBeMadeAgain("an object whose calls were not kept")),
-        false => Ok(log),
+    let first = log.first().ok_or(Refusal::CannotBeMadeAgain(NOT_KEPT))?;
+    let mut makes_it = false;
+    decode(client, first)?.effects(&mut |effect, touched| {
+        if let (Effect::Creates, Touched::Handle(handle)) = (effect, touched) {
+            makes_it |= Sort::of(handle.c_type) == Some(object.sort()) && handle.raw == object.name;
+        }
+    });
+    match makes_it {
+        true => Ok(log),
+        false => Err(Refusal::CannotBeMadeAgain(NOT_KEPT)),
     }
 }
 
@@ -165,6 +178,10 @@ fn insert(log: Vec<Logged>, file: &mut Writing<'_>, steps: &mut BTreeMap<(u64, u
         // The client has freed all that a kernel was told of, so that no kernel reaches it any more (OpenCL API, clSVMFree).
         if logged.op == <SetKernelExecInfo as ProtoCall<'_>>::OP {
             continue;
+        }
+        // It would not be found, or another one would be in its place.
+        if !logged.has_its_objects() {
+            return Err(Refusal::CannotBeMadeAgain(RELEASED));
         }
         // One that has made several objects is with all of them.
         if let Vacant(place) = steps.entry((logged.order, 0)) {
@@ -186,8 +203,7 @@ fn call(logged: &Logged, file: &mut Writing<'_>) -> io::Result<Call> {
 
 fn decode<'l>(client: &Client, logged: &'l Logged) -> Result<AnyCall<'l>, Refusal> {
     let limits = Limits { arena: client.arena() };
-    AnyCall::decode(logged.op, &logged.arguments, limits)
-        .map_err(|_| Refusal::CannotBeMadeAgain("an object whose calls were not kept"))
+    AnyCall::decode(logged.op, &logged.arguments, limits).map_err(|_| Refusal::CannotBeMadeAgain(NOT_KEPT))
 }
 
 fn event(client: &Client, object: &Held, state: &State) -> Result<Step, Refusal> {
@@ -238,7 +254,7 @@ fn program(
     steps: &mut BTreeMap<(u64, u64), Step>,
 ) -> Result<(), Refusal> {
     let api = &client.backend.api;
-    let log = log(object)?;
+    let log = log(client, object)?;
     let devices = query::words(api, object, query::PROGRAM_DEVICES).unwrap_or_default();
     let names: Option<Vec<u32>> = devices
         .iter()

@@ -210,7 +210,7 @@ unsafe impl Send for Image {}
 unsafe impl Sync for Image {}
 
 impl Image {
-    fn new(file: &File) -> Result<Self, Refusal> {
+    pub(super) fn new(file: &File) -> Result<Self, Refusal> {
         let length = usize::try_from(file.metadata()?.len()).unwrap_or(usize::MAX);
         if (length as u64) < TRAILER {
             return Err(Refusal::Format("it is too short".to_owned()));

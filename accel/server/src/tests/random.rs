@@ -2,10 +2,12 @@
 
 use std::ffi::CStr;
 
+use accel_proto::opencl::table::COMMANDS;
 use accel_proto::samples::{Pool, Samples};
 use accel_proto::{AnyHandle, Arguments, Memory, Pieces, Plain, RECORD, Refused, Source, Value};
 
 use super::*;
+use crate::saved::again;
 
 /// Random numbers (xorshift64, Marsaglia 2003).
 #[derive(Clone)]
@@ -115,7 +117,11 @@ fn whatever_records_come_each_is_answered() {
     let mut random = Random(0x1234_5678_9abc_def1);
     let (mut done, mut failed, mut refused) = (0_u64, 0_u64, 0_u64);
     for round in 0..8 {
-        let client = client();
+        let client = match round % 2 {
+            0 => client(),
+            // Its calls are kept.
+            _ => client().saved(1, None),
+        };
         let mut caller = Caller::new(&client);
         caller.buffer(4096);
         let pool = Pool::new(round);
@@ -157,6 +163,54 @@ fn whatever_records_come_each_is_answered() {
         done > 5000 && failed > 5000 && refused > 5000,
         "{done} done, {failed} failed, {refused} refused"
     );
+}
+
+/// Whatever a client has done, what is saved of it can be made again, and saved again.
+#[test]
+fn what_is_saved_can_be_made_again() {
+    let mut random = Random(0x1234_5678_9abc_def1);
+    let mut made = 0_u64;
+    for round in 0..60 {
+        let client = client().saved(1, None);
+        let mut caller = Caller::new(&client);
+        caller.buffer(4096);
+        let pool = Pool::new(round);
+        for step in 0..24 {
+            for &op in OPS.iter().filter(|op| !is_never_saved(**op)) {
+                let mut source = Named {
+                    samples: Samples::new(random.next(), &pool, LIMITS),
+                    random: random.clone(),
+                };
+                let Ok(call) = AnyCall::read(op, &mut source) else {
+                    continue;
+                };
+                let mut bytes = vec![0; MESSAGE];
+                let mut writer = Writer::new(&mut bytes);
+                call.write(&mut writer);
+                let length = writer.finish().unwrap();
+                serve_bytes(&mut caller, op, &bytes[..length]);
+            }
+            if step % 3 != 0 {
+                continue;
+            }
+            if let Ok(second) = again(&client, super::client()) {
+                let second = second.unwrap_or_else(|lost| panic!("round {round}, step {step}: {lost}"));
+                let third = again(&second, super::client()).unwrap().unwrap();
+                third.end();
+                second.end();
+                made += 1;
+            }
+        }
+        client.end();
+    }
+    assert!(made > 100, "{made} made again");
+}
+
+/// What the first of these calls has made could not be saved, so that nothing would be tried behind it.
+fn is_never_saved(op: u16) -> bool {
+    let command = COMMANDS.iter().find(|command| command.op == Some(op));
+    let name = command.map_or("", |command| command.name);
+    name.contains("SVM") || ["clCreatePipe", "clSetEventCallback"].contains(&name)
 }
 
 /// The status of the reply to a call whose arguments are these bytes, as a message.

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::*;
-use crate::saved::{Refusal, drain};
+use crate::saved::{Refusal, again, drain};
 
 #[test]
 fn a_queue_that_takes_no_marker_is_not_waited_for() {
@@ -20,4 +20,69 @@ fn a_queue_that_takes_no_marker_is_not_waited_for() {
     let refused = drain(&client, Instant::now());
     assert!(matches!(refused, Err(Refusal::Driver(_))), "{refused:?}");
     client.end();
+}
+
+#[test]
+fn a_command_s_context_may_have_lost_its_name_before_it() {
+    let first = client().saved(1, None);
+    let mut caller = Caller::new(&first);
+    let (context, command_queue, _) = caller.buffer(64);
+    assert_eq!(caller.status(&ReleaseContext { context }), 0);
+    let other = CreateContext {
+        properties: None,
+        num_devices: 0,
+        devices: None,
+        pfn_notify: Callback(0),
+        returned: name(context.index(), 2),
+    };
+    assert_eq!(caller.status(&other), 0);
+    let marker = EnqueueMarkerWithWaitList {
+        command_queue,
+        num_events_in_wait_list: 0,
+        event_wait_list: None,
+        event: name(1, 1),
+    };
+    assert_eq!(caller.status(&marker), 0);
+    let second = again(&first, client()).unwrap().unwrap();
+    first.end();
+    second.end();
+}
+
+#[test]
+fn what_was_made_with_something_that_is_gone_is_refused() {
+    let first = client().saved(1, None);
+    let mut caller = Caller::new(&first);
+    let (context, ..) = caller.buffer(64);
+    caller.kernel(context);
+    let strings = accel_proto::Pieces {
+        lengths: List::new(&[]),
+        data: Span { offset: 0, length: 0 },
+    };
+    let header = CreateProgramWithSource {
+        context,
+        count: 0,
+        strings,
+        returned: name(2, 1),
+    };
+    assert_eq!(caller.status(&header), 0);
+    let headers = [name(2, 1)];
+    let compile = CompileProgram {
+        program: name(1, 1),
+        num_devices: 0,
+        device_list: None,
+        options: None,
+        num_input_headers: 1,
+        input_headers: Some(List::new(&headers)),
+        header_include_names: Some(accel_proto::Pieces {
+            lengths: List::new(&[0]),
+            data: Span { offset: 0, length: 0 },
+        }),
+        pfn_notify: Callback(0),
+    };
+    assert_eq!(caller.status(&compile), 0);
+    again(&first, client()).unwrap().unwrap().end();
+    assert_eq!(caller.status(&ReleaseProgram { program: name(2, 1) }), 0);
+    let refused = again(&first, client()).unwrap_err().to_string();
+    assert!(refused.contains("another one, which was released"), "{refused}");
+    first.end();
 }
