@@ -7,37 +7,69 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::devices::Devices;
-use super::state::{TRAILER, Writing};
+use super::state::{Objects, TRAILER, Writing};
 use super::whole::Image;
 use super::{Output, Refusal, restore, save};
 use crate::session::Client;
 
-struct ToFile<'f>(&'f File);
+/// Bytes of a file.
+struct Bytes(Vec<u8>);
 
-impl Output for ToFile<'_> {
+impl Output for Bytes {
     fn put(&mut self, at: u64, bytes: &[u8]) -> io::Result<()> {
-        self.0.write_all_at(bytes, at)
+        let at = usize::try_from(at).map_err(io::Error::other)?;
+        let end = at + bytes.len();
+        self.0.resize(self.0.len().max(end), 0);
+        self.0[at..end].copy_from_slice(bytes);
+        Ok(())
     }
 }
 
-/// Makes the second one what the first one is, which it is made like. The outer refusal is of saving, the inner one of restoring.
-pub(crate) fn again(first: &Client, second: Client) -> Result<Result<Client, Refusal>, Refusal> {
-    let kept = tempfile::tempfile()?;
-    let mut output = ToFile(&kept);
-    let mut file = Writing::new(&mut output, 0);
-    let devices = Devices::of(&first.backend).map_err(Refusal::code)?;
-    save::drain(first, Instant::now())?;
-    let objects = save::objects(first, &devices, &mut file)?;
-    // Its end is not looked at here, but there has to be one.
-    let length = usize::try_from(TRAILER).unwrap_or_default();
-    file.append(&vec![0; length])?;
-    let image = Arc::new(Image::new(&kept)?);
-    let second = second.saved(first.turns.len(), Some(Arc::clone(&image)));
-    Ok(match restore::objects(&second, &objects, &devices, &image) {
-        Ok(()) => Ok(second),
-        Err(refusal) => {
-            second.end();
-            Err(refusal)
+/// What is saved of a client.
+pub(crate) struct Kept {
+    devices: Devices,
+    objects: Objects,
+    bytes: Vec<u8>,
+}
+
+impl Kept {
+    pub(crate) fn of(client: &Client) -> Result<Self, Refusal> {
+        let mut output = Bytes(Vec::new());
+        let mut file = Writing::new(&mut output, 0);
+        let devices = Devices::of(&client.backend).map_err(Refusal::code)?;
+        save::drain(client, Instant::now())?;
+        let objects = save::objects(client, &devices, &mut file)?;
+        // Its end is not looked at here, but there has to be one.
+        let length = usize::try_from(TRAILER).unwrap_or_default();
+        file.append(&vec![0; length])?;
+        Ok(Self {
+            devices,
+            objects,
+            bytes: output.0,
+        })
+    }
+
+    /// The same as somebody has changed it, if it is a state still.
+    pub(crate) fn changed(mut self, change: &mut dyn FnMut(&mut Vec<u8>)) -> Option<Self> {
+        let mut json = serde_json::to_vec(&self.objects).ok()?;
+        change(&mut json);
+        self.objects = serde_json::from_slice(&json).ok()?;
+        change(&mut self.bytes);
+        Some(self)
+    }
+
+    /// A client that is new becomes what it was.
+    pub(crate) fn make(&self, new: Client) -> Result<Client, Refusal> {
+        let file = tempfile::tempfile()?;
+        File::write_all_at(&file, &self.bytes, 0)?;
+        let image = Arc::new(Image::new(&file)?);
+        let new = new.saved(1, Some(Arc::clone(&image)));
+        match restore::objects(&new, &self.objects, &self.devices, &image) {
+            Ok(()) => Ok(new),
+            Err(refusal) => {
+                new.end();
+                Err(refusal)
+            }
         }
-    })
+    }
 }

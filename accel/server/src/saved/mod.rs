@@ -25,7 +25,7 @@ use std::io;
 use crate::api::Code;
 
 #[cfg(test)]
-pub(crate) use again::again;
+pub(crate) use again::Kept;
 pub(crate) use calls::{Logged, Order, log};
 pub(crate) use restore::{Contents, Replay, original, source};
 #[cfg(test)]

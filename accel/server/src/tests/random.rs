@@ -7,7 +7,7 @@ use accel_proto::samples::{Pool, Samples};
 use accel_proto::{AnyHandle, Arguments, Memory, Pieces, Plain, RECORD, Refused, Source, Value};
 
 use super::*;
-use crate::saved::again;
+use crate::saved::Kept;
 
 /// Random numbers (xorshift64, Marsaglia 2003).
 #[derive(Clone)]
@@ -165,45 +165,100 @@ fn whatever_records_come_each_is_answered() {
     );
 }
 
+/// Calls with random arguments, one of each that leaves something that can be saved.
+fn call_each(caller: &mut Caller<'_>, random: &mut Random, pool: &Pool) {
+    for &op in OPS.iter().filter(|op| !is_never_saved(**op)) {
+        let mut source = Named {
+            samples: Samples::new(random.next(), pool, LIMITS),
+            random: random.clone(),
+        };
+        let Ok(call) = AnyCall::read(op, &mut source) else {
+            continue;
+        };
+        let mut bytes = vec![0; MESSAGE];
+        let mut writer = Writer::new(&mut bytes);
+        call.write(&mut writer);
+        let length = writer.finish().unwrap();
+        serve_bytes(caller, op, &bytes[..length]);
+    }
+}
+
 /// Whatever a client has done, what is saved of it can be made again, and saved again.
 #[test]
 fn what_is_saved_can_be_made_again() {
     let mut random = Random(0x1234_5678_9abc_def1);
     let mut made = 0_u64;
     for round in 0..60 {
-        let client = client().saved(1, None);
-        let mut caller = Caller::new(&client);
+        let first = client().saved(1, None);
+        let mut caller = Caller::new(&first);
         caller.buffer(4096);
         let pool = Pool::new(round);
         for step in 0..24 {
-            for &op in OPS.iter().filter(|op| !is_never_saved(**op)) {
-                let mut source = Named {
-                    samples: Samples::new(random.next(), &pool, LIMITS),
-                    random: random.clone(),
-                };
-                let Ok(call) = AnyCall::read(op, &mut source) else {
-                    continue;
-                };
-                let mut bytes = vec![0; MESSAGE];
-                let mut writer = Writer::new(&mut bytes);
-                call.write(&mut writer);
-                let length = writer.finish().unwrap();
-                serve_bytes(&mut caller, op, &bytes[..length]);
-            }
-            if step % 3 != 0 {
-                continue;
-            }
-            if let Ok(second) = again(&client, super::client()) {
-                let second = second.unwrap_or_else(|lost| panic!("round {round}, step {step}: {lost}"));
-                let third = again(&second, super::client()).unwrap().unwrap();
+            call_each(&mut caller, &mut random, &pool);
+            if step % 3 == 0
+                && let Ok(kept) = Kept::of(&first)
+            {
+                let lost = |why| panic!("round {round}, step {step}: {why}");
+                let second = kept.make(client()).unwrap_or_else(lost);
+                let third = Kept::of(&second)
+                    .and_then(|kept| kept.make(client()))
+                    .unwrap_or_else(lost);
                 third.end();
                 second.end();
                 made += 1;
             }
         }
-        client.end();
+        first.end();
     }
     assert!(made > 100, "{made} made again");
+}
+
+/// A file that another server has written, whose guest may have told it what to write: it is refused, or it is a client's state like others.
+#[test]
+fn whatever_a_saved_state_says_nothing_is_left_of_it() {
+    let mut random = Random(0xfeed_5678_9abc_def1);
+    let (mut made, mut refused) = (0_u64, 0_u64);
+    for round in 0..6 {
+        let first = client().saved(1, None);
+        let mut caller = Caller::new(&first);
+        caller.buffer(4096);
+        let pool = Pool::new(round);
+        for _ in 0..4 {
+            call_each(&mut caller, &mut random, &pool);
+            for _ in 0..8 {
+                let Ok(kept) = Kept::of(&first) else { break };
+                let changed = kept.changed(&mut |bytes| change(&mut random, bytes));
+                let Some(changed) = changed else { continue };
+                let second = client();
+                let (backend, tenant) = (Arc::clone(&second.backend), Arc::clone(&second.tenant));
+                match changed.make(second) {
+                    Ok(second) => {
+                        second.end();
+                        made += 1;
+                    }
+                    Err(_) => refused += 1,
+                }
+                assert_eq!((backend.census.total(), tenant.quota.used()), (0, 0), "what is left");
+            }
+        }
+        first.end();
+    }
+    assert!(made > 20 && refused > 20, "{made} made, {refused} refused");
+}
+
+/// Changes digits of a text, and bytes of what is none.
+fn change(random: &mut Random, bytes: &mut [u8]) {
+    let is_text = bytes.first() == Some(&b'{');
+    let places: Vec<usize> = (0..bytes.len())
+        .filter(|at| !is_text || bytes[*at].is_ascii_digit())
+        .collect();
+    for _ in 0..random.next() % 4 {
+        let at = usize::try_from(random.next() % places.len().max(1) as u64).unwrap();
+        let by = random.next().to_le_bytes()[0];
+        if let Some(byte) = places.get(at).and_then(|at| bytes.get_mut(*at)) {
+            *byte = if is_text { b'0' + by % 10 } else { by };
+        }
+    }
 }
 
 /// What the first of these calls has made could not be saved, so that nothing would be tried behind it.

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::*;
-use crate::saved::{Refusal, again, drain};
+use crate::saved::{Kept, Refusal, drain};
 
 #[test]
 fn a_queue_that_takes_no_marker_is_not_waited_for() {
@@ -43,7 +43,7 @@ fn a_command_s_context_may_have_lost_its_name_before_it() {
         event: name(1, 1),
     };
     assert_eq!(caller.status(&marker), 0);
-    let second = again(&first, client()).unwrap().unwrap();
+    let second = Kept::of(&first).unwrap().make(client()).unwrap();
     first.end();
     second.end();
 }
@@ -80,9 +80,9 @@ fn what_was_made_with_something_that_is_gone_is_refused() {
         pfn_notify: Callback(0),
     };
     assert_eq!(caller.status(&compile), 0);
-    again(&first, client()).unwrap().unwrap().end();
+    Kept::of(&first).unwrap().make(client()).unwrap().end();
     assert_eq!(caller.status(&ReleaseProgram { program: name(2, 1) }), 0);
-    let refused = again(&first, client()).unwrap_err().to_string();
+    let refused = Kept::of(&first).err().unwrap().to_string();
     assert!(refused.contains("another one, which was released"), "{refused}");
     first.end();
 }
