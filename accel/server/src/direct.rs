@@ -57,7 +57,8 @@ impl Direct {
         let (_, window) = Window::create(Geometry::new(1, 2, arena).map_err(failed)?).map_err(failed)?;
         let tenant = Tenant::new(limits).map_err(DirectError::Tenant)?;
         Ok(Self {
-            client: Client::new(Arc::clone(backend), tenant, Some(window.clone())),
+            // Its calls are kept, as those of sandboxes' clients are.
+            client: Client::new(Arc::clone(backend), tenant, Some(window.clone())).saved(0, None),
             window,
         })
     }
