@@ -23,7 +23,7 @@ fn a_queue_that_takes_no_marker_is_not_waited_for() {
 }
 
 #[test]
-fn a_command_s_context_may_have_lost_its_name_before_it() {
+fn the_context_of_a_command_may_have_lost_its_name_before_it() {
     let first = client().saved(1, None);
     let mut caller = Caller::new(&first);
     let (context, command_queue, _) = caller.buffer(64);
