@@ -64,6 +64,8 @@ Examples:
   basalt-accel-server --listen 0.0.0.0:7070 --tls-cert server.pem --tls-key server.key --tls-client-ca ca.pem --backend opencl
   unshare --user --map-root-user --pid --fork --mount --net --ipc --uts \
     basalt-accel-server --socket /run/accel.sock --backend opencl --jail
+  unshare --user --map-root-user --pid --fork --mount --ipc --uts \
+    basalt-accel-server --listen 0.0.0.0:7070 --tls-cert server.pem --tls-key server.key --backend opencl --jail
 
 SIGTERM ends it at once, and SIGKILL in a jail; its clients get errors of the API.
 ";
@@ -258,9 +260,6 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
     }
     check(&limits)?;
     let mut jail = jail.finish()?;
-    if jail.is_some() && remote.listen.is_some() {
-        bail!("--jail has no network: with it clients come by --socket; leave --jail or --listen out");
-    }
     if let (Some(jail), Some(arbiter)) = (&mut jail, &limits.arbiter) {
         jail.read_only.push(directory(arbiter)?);
     }
@@ -518,7 +517,6 @@ mod tests {
                 &["--listen", "[::1]:0", "--backend", "null", "--tls-cert", "c"],
                 "together",
             ),
-            (&["--listen", "[::1]:0", "--backend", "null", "--jail"], "no network"),
             (
                 &["--socket", "a", "--backend", "null", "--tls-cert", "c"],
                 "are for --listen",

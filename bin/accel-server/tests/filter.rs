@@ -88,6 +88,12 @@ const REFUSED: &[Deed] = &[
     ("listening", libc::SYS_listen, [NOWHERE, 1, 0, 0]),
     // SO_PASSCRED, by which a socket gets a name.
     ("credentials", libc::SYS_setsockopt, [NOWHERE, 1, 16, 0]),
+    // TCP_CONGESTION.
+    (
+        "how a connection is controlled",
+        libc::SYS_setsockopt,
+        [NOWHERE, 6, 13, 0],
+    ),
     // TIOCSTI.
     ("terminal", libc::SYS_ioctl, [NOWHERE, 0x5412, 0, 0]),
     // PR_SET_DUMPABLE.
@@ -108,6 +114,9 @@ const ALLOWED: &[Deed] = &[
     ("process", libc::SYS_clone, [SIGCHLD, 0, 0, 0]),
     ("unix socket", libc::SYS_socket, [UNIX, SEQPACKET, 0, 0]),
     ("unix stream", libc::SYS_socket, [UNIX, 1, 0, 0]),
+    // TCP_USER_TIMEOUT, SO_RCVTIMEO_NEW.
+    ("a machine that is silent", libc::SYS_setsockopt, [NOWHERE, 6, 18, 0]),
+    ("a client that is silent", libc::SYS_setsockopt, [NOWHERE, 1, 66, 0]),
     // TCGETS.
     ("is it a terminal", libc::SYS_ioctl, [NOWHERE, 0x5401, 0, 0]),
     ("descriptors", libc::SYS_fcntl, [1, 1, 0, 0]),

@@ -12,7 +12,8 @@ use super::Jail;
 pub(crate) const HELP: &str = "\
 Confined, for code of others, which the back end carries out:
   --jail             leave the process no right, no file and no system call that it does not need. It must have namespaces
-                     of its own, by the node's daemon or by unshare(1) (see below). Without this flag it is not confined
+                     of its own, by the node's daemon or by unshare(1) (see below). Without this flag it is not confined.
+                     With --listen it keeps the port that it listens on, and nothing else of the network
   --scratch SIZE     the most that compiled kernels and temporary files take, in memory; 256m
   --device PATH      a file of a device, beneath /dev; may be given again
   --read-only PATH   a file or directory that stays, to be read and executed; sockets in it can be connected to; may be

@@ -103,6 +103,18 @@ pub fn enter_root(root: Root, processes: u64, file: u64) -> Result<Report, Error
     })
 }
 
+/// Leaves the network that this process is in for an empty one, before [`enter_root`]: sockets that it has by then stay where they are, and it
+/// can make no other there.
+///
+/// # Errors
+/// [`Error::NoJail`] as there; [`Error::Confine`] where the kernel makes no network namespace.
+pub fn leave_network() -> Result<(), Error> {
+    in_own_namespaces()?;
+    // SAFETY: the descriptor table stays shared; this flag does not touch it.
+    unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }
+        .map_err(failed("leaving the network", NEEDS_NAMESPACES))
+}
+
 /// Whether somebody has made namespaces for this process. Its user namespace is another one than the host's when not all
 /// users are themselves in it; the others are made with it, and cannot be told from the host's without the host's.
 fn in_own_namespaces() -> Result<(), Error> {
