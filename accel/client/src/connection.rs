@@ -17,12 +17,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
 
-use accel_proto::{
-    Arguments, Call, Handle, Limits, MESSAGE, Reader, Record, Reply, Sort, Span, Writer, opencl as calls,
-};
+use accel_proto::{Arguments, Call, Handle, Limits, MESSAGE, Record, Sort, Span, Writer, opencl as calls};
 use accel_transport::ClientEnd;
 use accel_window::{Arena, Block, Window};
 
+use crate::answer::Answer;
 use crate::arguments::Ref;
 use crate::codes::Code;
 use crate::lock;
@@ -53,30 +52,6 @@ const AT_ONCE: [u16; 2] = [
 thread_local! {
     /// The end that this thread used last.
     static LAST_END: Cell<usize> = const { Cell::new(usize::MAX) };
-}
-
-/// A server's answer, as bytes of this process.
-#[derive(Debug)]
-pub(crate) struct Answer {
-    bytes: Vec<u8>,
-    limits: Limits,
-}
-
-impl Answer {
-    /// What it says.
-    pub(crate) fn read<'r, 'a, C: Call<'a>>(&'r self, call: &C) -> Result<C::Reply<'r>, Code> {
-        let mut reader = Reader::new(&self.bytes, self.limits);
-        let reply = <C::Reply<'r> as Reply<'r, C>>::read(&mut reader, call);
-        let reply = reply.and_then(|reply| reader.finish().map(|()| reply));
-        reply.map_err(|_| Code::OUT_OF_RESOURCES)
-    }
-
-    /// The same of a success; its error code otherwise, behind which nothing has to come.
-    pub(crate) fn success<'r, 'a, C: Call<'a>>(&'r self, call: &C) -> Result<C::Reply<'r>, Code> {
-        let status = self.bytes.first_chunk().map(|bytes| i32::from_le_bytes(*bytes));
-        Code::check(status.ok_or(Code::OUT_OF_RESOURCES)?)?;
-        self.read(call)
-    }
 }
 
 /// Places in the arena that an end has for itself.
@@ -126,6 +101,8 @@ pub(crate) struct Connection {
     over: AtomicBool,
     /// Whether there ever was an event that only the program sets.
     has_user_events: AtomicBool,
+    /// The last command that all that comes later is to find complete.
+    ahead: Mutex<Option<Place>>,
     synchronous: bool,
     /// Of the process that it belongs to.
     forks: u32,
@@ -160,6 +137,7 @@ impl Connection {
             next_end: AtomicUsize::new(0),
             over: AtomicBool::new(false),
             has_user_events: AtomicBool::new(false),
+            ahead: Mutex::default(),
             synchronous: std::env::var_os(SYNCHRONOUS).is_some(),
             forks: crate::process::forks(),
             names: Default::default(),
@@ -193,16 +171,37 @@ impl Connection {
             return answer.success(call).map(drop);
         }
         let (_order, index, mut way) = self.turn(touched)?;
-        self.data(&mut way, touched.reads)?;
-        let record = self.record(index, &mut way, call, false)?;
-        let number = self.put(index, &mut way, &record)?;
+        self.put_call(index, &mut way, call, touched)?;
         if AT_ONCE.contains(&C::OP) {
             self.lost(way.end.flush(FOREVER))?;
         }
-        touched
-            .all()
-            .for_each(|object| object.put_at(Place { end: index, number }));
         Ok(())
+    }
+
+    /// A command that the server waits for before it looks at what is put behind, so that nobody here has to: whatever comes later finds it
+    /// complete. False where another thread could have to know meanwhile that what was put before is done; nothing is put then.
+    pub(crate) fn send_ahead<'a, C: Call<'a>>(&self, call: &C, touched: &Touched<'_>) -> Result<bool, Code> {
+        let (_order, index, mut way) = self.turn(touched)?;
+        if self.synchronous || self.may_be_waited_for(index) {
+            return Ok(false);
+        }
+        *lock(&self.ahead) = Some(self.put_call(index, &mut way, call, touched)?);
+        Ok(true)
+    }
+
+    fn put_call<'a, C: Call<'a>>(
+        &self,
+        end: usize,
+        way: &mut Way,
+        call: &C,
+        touched: &Touched<'_>,
+    ) -> Result<Place, Code> {
+        self.data(way, touched.reads)?;
+        let record = self.record(end, way, call, false)?;
+        let number = self.put(end, way, &record)?;
+        let place = Place { end, number };
+        touched.all().for_each(|object| object.put_at(place));
+        Ok(place)
     }
 
     /// A record whose answer is waited for. `make` is told where in the arena a long answer can go. Who `waits` for the device lets
@@ -321,6 +320,10 @@ impl Connection {
 
     /// Until the server has done what the record depends on and other ends have put.
     fn hand_over(&self, mine: usize, touched: &Touched<'_>) -> Result<(), Code> {
+        let ahead = *lock(&self.ahead);
+        if let Some(ahead) = ahead.filter(|ahead| ahead.end != mine) {
+            self.finish(ahead)?;
+        }
         for object in touched.all() {
             let Some(last) = object.last().filter(|last| last.end != mine && !self.is_done(*last)) else {
                 continue;
@@ -458,8 +461,7 @@ impl Connection {
                 return Err(Code::OUT_OF_RESOURCES);
             }
         };
-        let limits = self.limits;
-        Ok(Answer { bytes, limits })
+        Ok(Answer::new(bytes, self.limits))
     }
 
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Code> {

@@ -307,6 +307,7 @@ macro_rules! image_transfer {
                     address: ptr.address(),
                     shape: shape(memory, region, $row, $slice)?,
                     kind: None,
+                    may_go_ahead: false,
                 };
                 transfer.run(event, |span, event| calls::$call {
                     command_queue: queue.handle(),

@@ -10,6 +10,7 @@
 //! application's handles are, [`connection`] the order of calls. The library has no thread of its own until a callback needs one, installs no
 //! signal handler, and lets no panic out. Knows no server's back end.
 
+mod answer;
 mod arguments;
 mod bulk;
 mod codes;

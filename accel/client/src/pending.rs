@@ -20,6 +20,9 @@ use crate::queue;
 use crate::regions::Regions;
 use crate::svm;
 
+/// So many commands that nobody has waited for are not worth a wait.
+const SHORT: usize = 64;
+
 /// Data that goes to the application.
 #[derive(Debug)]
 pub(crate) struct Delivery {
@@ -67,6 +70,11 @@ impl Pending {
         let mut list = lock(&self.list);
         list.push(left);
         self.count.store(list.len(), Ordering::Release);
+    }
+
+    /// Whether there is no data that has not gone to the application, and not much else.
+    pub(crate) fn is_short(&self) -> bool {
+        self.count.load(Ordering::Acquire) < SHORT && !self.has(|_| true)
     }
 
     /// Whether there is such data that has not gone to the application.

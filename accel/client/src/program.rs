@@ -358,7 +358,7 @@ fn long_answer<'c, C: Call<'c>>(
     connection: &Connection,
     touched: &Touched<'_>,
     make: impl Fn(u64, Option<Span>) -> C,
-    length: impl Fn(&C, &crate::connection::Answer) -> Result<u64, Code>,
+    length: impl Fn(&C, &crate::answer::Answer) -> Result<u64, Code>,
 ) -> Result<Vec<u8>, Code> {
     let (call, answer) = connection.call(|_| make(0, None), touched, false)?;
     let needed = length(&call, &answer)?;

@@ -259,6 +259,7 @@ impl<'a> Command<'a> {
                 address: own + usize::try_from(begin).map_err(|_| Code::INVALID_VALUE)?,
                 shape: Shape::line(length),
                 kind: Some(self.kind),
+                may_go_ahead: false,
             };
             transfer.run(if is_last { event } else { Out::NULL }, |span, event| {
                 let (arena, shared) = (Memory::Arena(span), Memory::Svm(SvmAddress(shared as u64 + begin)));

@@ -35,6 +35,8 @@ pub(crate) struct Transfer<'a> {
     pub(crate) shape: Shape,
     /// What its event says that it is, where that is not what the server has carried out.
     pub(crate) kind: Option<u32>,
+    /// Whether nobody has to wait for it although it is blocking, if others do not use the connection.
+    pub(crate) may_go_ahead: bool,
 }
 
 impl Transfer<'_> {
@@ -68,21 +70,27 @@ impl Transfer<'_> {
         let touched = Touched::new(std::slice::from_ref(&self.queue), &touched_lists)
             .reads(has(Way::ToServer))
             .writes(has(Way::FromServer));
-        let put = match self.blocking {
-            true => connection
+        let goes_ahead = self.may_go_ahead && is_taken && connection.pending.is_short();
+        let put = match goes_ahead.then(|| connection.send_ahead(&call, &touched)).transpose() {
+            Ok(Some(true)) => Ok(false),
+            Ok(_) if self.blocking => connection
                 .call(|_| call, &touched, true)
-                .and_then(|(call, answer)| answer.success(&call).map(drop)),
-            false => connection.send(&call, &touched),
+                .and_then(|(call, answer)| answer.success(&call).map(|_| true)),
+            Ok(_) => connection.send(&call, &touched).map(|()| false),
+            Err(code) => Err(code),
         };
-        if let Err(code) = put {
-            lies.block().into_iter().for_each(|block| connection.give_back(block));
-            return Err(code);
-        }
+        let was_waited_for = match put {
+            Ok(waited) => waited,
+            Err(code) => {
+                lies.block().into_iter().for_each(|block| connection.give_back(block));
+                return Err(code);
+            }
+        };
         if let Some(told) = &told {
             told.exists_from_now_on();
             self.kind.iter().for_each(|kind| event::is_of_kind(told, *kind));
         }
-        if self.blocking {
+        if was_waited_for {
             self.after_waiting(connection, told.as_ref())?;
             if is_delivered {
                 self.shape.copy_out(connection, span.offset, self.address);
@@ -162,6 +170,28 @@ fn in_bounds(buffer: &Object, offset: u64, size: u64) -> Result<(), Code> {
     }
 }
 
+/// Writes of no more bytes need not be waited for; of longer ones the copies take more than a wait does.
+const SHORT: u64 = 64 << 10;
+
+/// Memory that the host does not write (OpenCL API, table 13): `CL_MEM_HOST_READ_ONLY` and `CL_MEM_HOST_NO_ACCESS`.
+const NOT_WRITTEN: u64 = 1 << 8 | 1 << 9;
+
+/// Whether this is a short write into a buffer that the server has no reason to refuse: then nothing but its end could be waited for.
+fn may_go_ahead(queue: &Object, memory: &Object, size: u64) -> bool {
+    let Data::Mem(state) = &memory.data else {
+        return false;
+    };
+    let of_one_context = match (queue.parent::<calls::Context>(), memory.parent::<calls::Context>()) {
+        (Some(one), Some(other)) => std::ptr::eq(one, other),
+        _ => false,
+    };
+    (1..=SHORT).contains(&size)
+        && of_one_context
+        && memory.parent::<calls::Mem>().is_none()
+        && state.flags.is_some_and(|flags| flags & NOT_WRITTEN == 0)
+        && queue::is_in_order(queue)
+}
+
 macro_rules! buffer_transfer {
     ($(#[$doc:meta])* $function:ident $call:ident $blocking:ident $way:expr) => {
         $(#[$doc])*
@@ -186,6 +216,10 @@ macro_rules! buffer_transfer {
                     return Err(Code::INVALID_VALUE);
                 }
                 let waits_for_it = $blocking != 0 && event.is_null();
+                let may_go_ahead = waits_for_it
+                    && $way == Way::ToServer
+                    && num_events_in_wait_list == 0
+                    && may_go_ahead(queue, memory, size);
                 let pieces: Vec<_> = pieces(queue.connection()?, ptr.address(), size, waits_for_it).collect();
                 for (index, &(begin, length)) in pieces.iter().enumerate() {
                     let is_last = index + 1 == pieces.len();
@@ -198,6 +232,7 @@ macro_rules! buffer_transfer {
                         address: ptr.address() + usize::try_from(begin).map_err(|_| Code::INVALID_VALUE)?,
                         shape: Shape::line(length),
                         kind: None,
+                        may_go_ahead,
                     };
                     transfer.run(if is_last { event } else { Out::NULL }, |span, event| calls::$call {
                         command_queue: queue.handle(),
@@ -270,6 +305,7 @@ macro_rules! rect_transfer {
                     address: ptr.address(),
                     shape: Shape::rows(region, host_row_pitch, host_slice_pitch)?.at(in_host)?,
                     kind: None,
+                    may_go_ahead: false,
                 };
                 transfer.run(event, |span, event| calls::$call {
                     command_queue: queue.handle(),

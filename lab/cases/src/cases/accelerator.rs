@@ -146,6 +146,10 @@ fn programs_compute(daemon: &Daemon<'_>) -> Result<()> {
     let output = compute.wait_with_output()?;
     expect_code(&output, 0)?;
     ensure!(output.stdout == b"right\n", "{output:?}");
+    // Data crosses in records, past the window.
+    let by_stream = ["exec", "--env", "BASALT_ACCEL_TRANSPORT=stream", "gpu"];
+    let said = daemon.ok(&[&by_stream[..], &["python3", "/cl/accelerator.py", "compute", "1000"]].concat())?;
+    ensure!(said == "right\n", "by a stream: {said:?}");
     let read = daemon.run(&["exec", "--user", "nobody", "gpu", "cat", "/run/basalt/accel/slot-0"])?;
     ensure!(!read.status.success(), "a user reads what others share with the server");
     Ok(())
