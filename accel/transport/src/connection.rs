@@ -346,7 +346,7 @@ impl Agreement {
     /// Memory of this side's own, for an arena of which bytes travel on streams.
     fn copy_of_arena(&self) -> Result<Window, Error> {
         // There are no rings in it but the least that a window has.
-        Ok(Window::create(Geometry::new(1, 2, self.arena)?)?.1)
+        Ok(Window::private(Geometry::new(1, 2, self.arena)?)?)
     }
 
     /// The server's half, of a client whose records travel on streams: of this machine, of a guest or of another machine.

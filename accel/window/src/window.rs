@@ -101,6 +101,16 @@ impl Window {
         Ok((file, window))
     }
 
+    /// A fresh one that no other process gets, in memory that is no file.
+    ///
+    /// # Errors
+    /// Those of mmap(2).
+    pub fn private(geometry: Geometry) -> Result<Self, Error> {
+        let length = usize::try_from(geometry.length()).unwrap_or(usize::MAX);
+        let mapping = Mapping::private(length).map_err(Error::io("have memory"))?;
+        Self::format(Region::new(mapping), geometry)
+    }
+
     /// Makes a window in a region, for a server. What was in it before is over for those who had it: the epoch is another. Nobody else may
     /// use the region as a server.
     ///

@@ -1,4 +1,5 @@
-//! Memory that a descriptor shares with the kernel, such as the page in which a vCPU says why it came out. Knows nothing of what is in it.
+//! Memory that a descriptor shares with the kernel, such as the page in which a vCPU says why it came out, and memory of nobody else's. Knows
+//! nothing of what is in it.
 #![allow(
     unsafe_code,
     reason = "what is mapped has an address and no owner but this; each block says what it relies on"
@@ -9,8 +10,8 @@ use std::os::fd::AsFd;
 
 use rustix::mm::{MapFlags, ProtFlags};
 
-/// A mapping of a descriptor's first bytes, a `T` and what else is behind it, to be read and written; it stays when the descriptor is
-/// closed.
+/// A mapping of a descriptor's first bytes, or of zeroes, a `T` and what else is behind it, to be read and written; it stays when the
+/// descriptor is closed.
 #[derive(Debug)]
 pub struct Mapping<T> {
     start: *mut T,
@@ -29,9 +30,7 @@ impl<T> Mapping<T> {
     /// # Errors
     /// They have no room for a `T`, or the descriptor cannot be mapped.
     pub fn new(fd: impl AsFd, length: usize) -> io::Result<Self> {
-        if length < size_of::<T>() {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
+        has_room::<T>(length)?;
         // SAFETY: the kernel chooses the address, so nothing else of this process is there.
         let address = unsafe {
             rustix::mm::mmap(
@@ -49,6 +48,22 @@ impl<T> Mapping<T> {
         })
     }
 
+    /// So many bytes of zeroes, which are no file, and which no other process has.
+    ///
+    /// # Errors
+    /// They have no room for a `T`, or there is no memory.
+    pub fn private(length: usize) -> io::Result<Self> {
+        has_room::<T>(length)?;
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: the kernel chooses the address, so nothing else of this process is there.
+        let address =
+            unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), length, protection, MapFlags::PRIVATE) }?;
+        Ok(Self {
+            start: address.cast(),
+            length,
+        })
+    }
+
     /// Where it begins, on a page: the address is good as long as this lives.
     pub fn as_ptr(&self) -> *mut T {
         self.start
@@ -57,6 +72,13 @@ impl<T> Mapping<T> {
     /// Bytes that are mapped from there.
     pub fn length(&self) -> usize {
         self.length
+    }
+}
+
+fn has_room<T>(length: usize) -> io::Result<()> {
+    match length < size_of::<T>() {
+        true => Err(io::ErrorKind::InvalidInput.into()),
+        false => Ok(()),
     }
 }
 
@@ -72,6 +94,16 @@ impl<T> Drop for Mapping<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn private_memory_is_zeroes() {
+        let mapping = Mapping::<u64>::private(8192).unwrap();
+        // SAFETY: the mapping has a thousand and twenty-four of these, begins on a page, and nobody else knows of it.
+        let words = unsafe { std::slice::from_raw_parts_mut(mapping.as_ptr(), 1024) };
+        assert!(words.iter().all(|word| *word == 0));
+        words.fill(7);
+        assert!(Mapping::<u64>::private(7).is_err());
+    }
 
     #[test]
     fn what_is_mapped_outlives_its_descriptor() {
