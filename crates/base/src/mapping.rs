@@ -48,16 +48,19 @@ impl<T> Mapping<T> {
         })
     }
 
-    /// So many bytes of zeroes, which are no file, and which no other process has.
+    /// So many bytes of zeroes, which are no file, and which no other process has. They take memory when they are first written to, and no
+    /// more is promised.
     ///
     /// # Errors
     /// They have no room for a `T`, or there is no memory.
     pub fn private(length: usize) -> io::Result<Self> {
         has_room::<T>(length)?;
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let (protection, flags) = (
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::PRIVATE | MapFlags::NORESERVE,
+        );
         // SAFETY: the kernel chooses the address, so nothing else of this process is there.
-        let address =
-            unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), length, protection, MapFlags::PRIVATE) }?;
+        let address = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), length, protection, flags) }?;
         Ok(Self {
             start: address.cast(),
             length,
