@@ -281,7 +281,7 @@ impl Connection {
             if self.is_over() {
                 return Err(Code::OUT_OF_RESOURCES);
             }
-            if touched.all().any(|object| !object.is_at(self)) {
+            if touched.all().any(|object| !object.is_at(self)) || !touched.is_of_one_context() {
                 return Err(Code::INVALID_CONTEXT);
             }
             let order = lock(&self.order);

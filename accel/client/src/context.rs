@@ -2,6 +2,8 @@
 //!
 //! What goes wrong in a context without a call of its own to tell it is not told: `pfn_notify` is taken and never called.
 
+use std::collections::BTreeSet;
+
 use accel_proto::{Callback, List, opencl as calls};
 
 use crate::arguments::{In, Opaque, Out, Ref};
@@ -29,7 +31,11 @@ impl<'a> Properties<'a> {
         let mut crossing = given.map(<[i64]>::to_vec);
         let pairs = crossing.iter_mut().flat_map(|all| all.as_chunks_mut::<2>().0);
         let mut key = None;
+        let mut names = BTreeSet::new();
         for [name, value] in pairs {
+            if !names.insert(*name) {
+                return Err(Code::INVALID_PROPERTY);
+            }
             if *name == PLATFORM {
                 *platform = Ref::at(value.cast_unsigned());
                 key = Some(value);

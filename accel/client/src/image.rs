@@ -10,7 +10,7 @@ use crate::info::Query;
 use crate::mapping::MemState;
 use crate::memory::{check_host, crossing, host_ptr, make};
 use crate::object::Object;
-use crate::transfer::{Transfer, Way, three};
+use crate::transfer::{Transfer, Way, may_go, three};
 use crate::{event, returned, status};
 
 /// `CL_IMAGE_ELEMENT_SIZE`.
@@ -295,6 +295,7 @@ macro_rules! image_transfer {
                 let memory = image.object::<calls::Mem>()?;
                 let waits = event::wait_list(&event_wait_list, num_events_in_wait_list)?;
                 let (origin, region) = (three(&origin)?, three(&region)?);
+                may_go(memory, $way)?;
                 if ptr.is_null() || region.contains(&0) {
                     return Err(Code::INVALID_VALUE);
                 }

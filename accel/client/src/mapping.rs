@@ -25,8 +25,13 @@ use crate::{event, image, lock, queue, returned, status, stubs, transfer};
 /// `CL_MEM_USE_HOST_PTR`, and `CL_MEM_COPY_HOST_PTR`, as which it crosses.
 pub(crate) const USE_HOST_PTR: u64 = 1 << 3;
 pub(crate) const COPY_HOST_PTR: u64 = 1 << 5;
-/// `CL_MAP_READ` alone changes nothing.
+/// `CL_MAP_READ` alone changes nothing; `CL_MAP_WRITE` and `CL_MAP_WRITE_INVALIDATE_REGION`.
 const MAP_READ: u64 = 1;
+const MAP_WRITE: u64 = 1 << 1 | 1 << 2;
+/// What the application said of its own access: `CL_MEM_HOST_WRITE_ONLY`, `CL_MEM_HOST_READ_ONLY` and `CL_MEM_HOST_NO_ACCESS`.
+const HOST_WRITE_ONLY: u64 = 1 << 7;
+const HOST_READ_ONLY: u64 = 1 << 8;
+const HOST_NO_ACCESS: u64 = 1 << 9;
 
 /// A mapping that is there.
 #[derive(Debug)]
@@ -95,6 +100,33 @@ impl MemState {
     /// Whether it is that.
     pub(crate) fn uses_svm(&self) -> bool {
         self.uses_svm
+    }
+
+    /// The application does only with it what it said that it would (OpenCL API, sections 5.2.2 and 5.3.4).
+    pub(crate) fn may_be_read(&self) -> Result<(), Code> {
+        self.has_none_of(HOST_WRITE_ONLY | HOST_NO_ACCESS)
+    }
+
+    /// The same of writing.
+    pub(crate) fn may_be_written(&self) -> Result<(), Code> {
+        self.has_none_of(HOST_READ_ONLY | HOST_NO_ACCESS)
+    }
+
+    fn may_be_mapped(&self, map_flags: u64) -> Result<(), Code> {
+        if map_flags & MAP_READ != 0 {
+            self.may_be_read()?;
+        }
+        if map_flags & MAP_WRITE != 0 {
+            self.may_be_written()?;
+        }
+        Ok(())
+    }
+
+    fn has_none_of(&self, flags: u64) -> Result<(), Code> {
+        match self.flags.unwrap_or_default() & flags {
+            0 => Ok(()),
+            _ => Err(Code::INVALID_OPERATION),
+        }
     }
 
     /// How long a buffer is.
@@ -201,6 +233,7 @@ pub(crate) extern "C" fn enqueue_map_buffer(
         let waits = event::wait_list(&event_wait_list, num_events_in_wait_list)?;
         let connection = queue.connection()?;
         let known = state(memory)?;
+        known.may_be_mapped(map_flags)?;
         let end = offset.checked_add(size).ok_or(Code::INVALID_VALUE)?;
         if size == 0 || known.size().is_some_and(|length| end > length) {
             return Err(Code::INVALID_VALUE);
@@ -329,6 +362,7 @@ pub(crate) extern "C" fn enqueue_map_image(
         if image_row_pitch.is_null() {
             return Err(Code::INVALID_VALUE);
         }
+        state(memory)?.may_be_mapped(map_flags)?;
         let shape = image::shape(memory, region, 0, 0)?;
         let block = taken(connection, shape.extent().ok_or(Code::INVALID_VALUE)?)?;
         let map = Map {

@@ -1,6 +1,6 @@
 //! What a record is about, beside what it says: objects whose order counts, and data in the arena. Knows no call.
 
-use accel_proto::Span;
+use accel_proto::{Span, opencl as calls};
 
 use crate::object::Object;
 
@@ -41,6 +41,20 @@ impl<'a> Touched<'a> {
             released: Some(object),
             ..Self::default()
         }
+    }
+
+    /// Whether what a command is about is of its queue's context (OpenCL API: `CL_INVALID_CONTEXT` otherwise).
+    pub(crate) fn is_of_one_context(&self) -> bool {
+        let queue = self.objects.first().filter(|object| object.is::<calls::CommandQueue>());
+        let Some(context) = queue.and_then(|queue| queue.parent::<calls::Context>()) else {
+            return true;
+        };
+        let is_there = |object: &Object| {
+            object
+                .parent::<calls::Context>()
+                .is_none_or(|its| std::ptr::eq(its, context))
+        };
+        self.all().all(is_there)
     }
 
     /// All objects.

@@ -12,9 +12,9 @@ use crate::arguments::{In, Objects, Out, Ref};
 use crate::bulk::{Lies, Shape};
 use crate::codes::Code;
 use crate::connection::{Connection, Touched};
-use crate::object::{Data, Object, handle_of_made};
+use crate::object::{Object, handle_of_made};
 use crate::pending::{self, Delivery, Left};
-use crate::{event, queue, status};
+use crate::{event, mapping, queue, status};
 
 /// Which way bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,11 +158,18 @@ pub(crate) fn pieces(
     (0..count).map(move |index| (index * piece, piece.min(size - index * piece)))
 }
 
+/// Whether the application may have data go this way.
+pub(crate) fn may_go(memory: &Object, way: Way) -> Result<(), Code> {
+    let state = mapping::state(memory)?;
+    match way {
+        Way::ToServer => state.may_be_written(),
+        Way::FromServer => state.may_be_read(),
+    }
+}
+
 /// What a buffer's call says of the bytes in it.
 fn in_bounds(buffer: &Object, offset: u64, size: u64) -> Result<(), Code> {
-    let Data::Mem(state) = &buffer.data else {
-        return Err(Code::INVALID_MEM_OBJECT);
-    };
+    let state = mapping::state(buffer)?;
     let end = offset.checked_add(size).ok_or(Code::INVALID_VALUE)?;
     match state.size() {
         Some(length) if end > length => Err(Code::INVALID_VALUE),
@@ -173,23 +180,9 @@ fn in_bounds(buffer: &Object, offset: u64, size: u64) -> Result<(), Code> {
 /// Writes of no more bytes need not be waited for; of longer ones the copies take more than a wait does.
 const SHORT: u64 = 64 << 10;
 
-/// Memory that the host does not write (OpenCL API, table 13): `CL_MEM_HOST_READ_ONLY` and `CL_MEM_HOST_NO_ACCESS`.
-const NOT_WRITTEN: u64 = 1 << 8 | 1 << 9;
-
 /// Whether this is a short write into a buffer that the server has no reason to refuse: then nothing but its end could be waited for.
 fn may_go_ahead(queue: &Object, memory: &Object, size: u64) -> bool {
-    let Data::Mem(state) = &memory.data else {
-        return false;
-    };
-    let of_one_context = match (queue.parent::<calls::Context>(), memory.parent::<calls::Context>()) {
-        (Some(one), Some(other)) => std::ptr::eq(one, other),
-        _ => false,
-    };
-    (1..=SHORT).contains(&size)
-        && of_one_context
-        && memory.parent::<calls::Mem>().is_none()
-        && state.flags.is_some_and(|flags| flags & NOT_WRITTEN == 0)
-        && queue::is_in_order(queue)
+    (1..=SHORT).contains(&size) && memory.parent::<calls::Mem>().is_none() && queue::is_in_order(queue)
 }
 
 macro_rules! buffer_transfer {
@@ -212,6 +205,7 @@ macro_rules! buffer_transfer {
                 let memory = buffer.object::<calls::Mem>()?;
                 let waits = event::wait_list(&event_wait_list, num_events_in_wait_list)?;
                 in_bounds(memory, offset, size)?;
+                may_go(memory, $way)?;
                 if ptr.is_null() {
                     return Err(Code::INVALID_VALUE);
                 }
@@ -296,6 +290,7 @@ macro_rules! rect_transfer {
                 }
                 let there = Shape::rows(region, buffer_row_pitch, buffer_slice_pitch)?.at(in_buffer)?;
                 in_bounds(memory, 0, there.extent().unwrap_or(u64::MAX))?;
+                may_go(memory, $way)?;
                 let transfer = Transfer {
                     queue,
                     memory: Some(memory),

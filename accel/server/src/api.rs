@@ -32,6 +32,7 @@ impl Code {
     pub(crate) const INVALID_MEM_OBJECT: Self = Self(-38);
     pub(crate) const INVALID_ARG_INDEX: Self = Self(-49);
     pub(crate) const INVALID_ARG_VALUE: Self = Self(-50);
+    pub(crate) const INVALID_ARG_SIZE: Self = Self(-51);
     pub(crate) const INVALID_EVENT_WAIT_LIST: Self = Self(-57);
     pub(crate) const INVALID_OPERATION: Self = Self(-59);
 }

@@ -64,7 +64,22 @@ impl Parameter {
             }
             _ => false,
         };
-        if fits { Ok(()) } else { Err(Code::INVALID_ARG_VALUE) }
+        match (fits, argument) {
+            (true, _) => Ok(()),
+            // As a back end says it, which is not asked.
+            (false, Argument::Bytes(length) | Argument::Zeroes(length)) if self.is_object() && *length != ADDRESS => {
+                Err(Code::INVALID_ARG_SIZE)
+            }
+            (false, _) => Err(Code::INVALID_ARG_VALUE),
+        }
+    }
+
+    /// Whether nothing but an object can be it.
+    fn is_object(self) -> bool {
+        matches!(
+            self,
+            Self::Buffer | Self::Image | Self::Pipe | Self::Sampler | Self::Queue
+        )
     }
 }
 
@@ -162,7 +177,10 @@ mod tests {
         assert_eq!(Parameter::Buffer.takes(&Argument::Null), Ok(()));
         assert_eq!(Parameter::Buffer.takes(&Argument::Zeroes(ADDRESS)), Ok(()));
         for wrong in [Parameter::Buffer, Parameter::Image] {
-            assert_eq!(wrong.takes(&Argument::Zeroes(16)), Err(Code::INVALID_ARG_VALUE));
+            assert_eq!(wrong.takes(&Argument::Zeroes(16)), Err(Code::INVALID_ARG_SIZE));
+        }
+        for parameter in [Parameter::Buffer, Parameter::Sampler] {
+            assert_eq!(parameter.takes(&Argument::Bytes(9)), Err(Code::INVALID_ARG_SIZE));
         }
         assert_eq!(Parameter::Bytes.takes(&Argument::Null), Err(Code::INVALID_ARG_VALUE));
     }
