@@ -133,7 +133,10 @@ pub(crate) extern "C" fn wait_for_events(num_events: u32, event_list: In<Ref>) -
         let events = event_list.objects::<calls::Event>(num_events, Code::INVALID_VALUE, Code::INVALID_EVENT)?;
         let first = events.objects.first().ok_or(Code::INVALID_VALUE)?;
         if events.objects.iter().all(|event| is_known_complete(event)) {
-            return Ok(());
+            // Another thread may have learnt it, and be about to bring their data.
+            return first
+                .connection()
+                .map_or(Ok(()), |connection| pending::settle(connection, None));
         }
         let connection = first.connection()?;
         let make = calls::WaitForEvents {

@@ -200,6 +200,8 @@ impl Map<'_> {
                 delivery: Some(delivery),
                 frees: Vec::new(),
             });
+        } else if !waited {
+            connection.pending.put_in_place(self.queue);
         }
         lock(&state(self.memory)?.mapped).push(Mapped {
             address,
@@ -280,6 +282,7 @@ pub(crate) extern "C" fn enqueue_map_buffer(
         let made: Vec<&Object> = told.iter().map(AsRef::as_ref).collect();
         let (objects, lists) = ([queue, memory], [map.waits.objects.as_slice(), &made]);
         let touched = Touched::new(&objects, &lists).writes((blocking_map != 0).then(|| map.span()));
+        let mark = connection.pending.mark();
         let put = match blocking_map {
             0 => connection.send(&call, &touched),
             _ => connection
@@ -294,7 +297,7 @@ pub(crate) extern "C" fn enqueue_map_buffer(
         let address = map.there(connection, told.as_ref(), blocking_map != 0)?;
         if blocking_map != 0 {
             told.iter().for_each(|told| event::is_complete_now(told));
-            let finished = queue::is_in_order(queue).then_some(queue);
+            let finished = queue::is_in_order(queue).then_some((queue, mark));
             pending::settle(connection, finished)?;
         }
         event::give(told.filter(|_| !event.is_null()), event);

@@ -4,7 +4,8 @@
 //! The application learns of a command's end by a call that waits or asks. Whatever such a call says, before it returns [`settle`] has
 //! brought the data of each command that is complete to where the application reads it. Knows no ring.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use accel_proto::{Span, opencl as calls};
@@ -55,11 +56,20 @@ pub(crate) struct Left {
     pub(crate) frees: Vec<usize>,
 }
 
+/// A moment: what was put before it and what was not is told apart.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mark(u64);
+
 /// All that is left to be done.
 #[derive(Debug, Default)]
 pub(crate) struct Pending {
-    list: Mutex<Vec<Left>>,
+    /// Each with its number: how many were put before.
+    list: Mutex<Vec<(u64, Left)>>,
     count: AtomicUsize,
+    next: AtomicU64,
+    /// Queues, by their addresses, with commands that nobody has waited for and whose data the application has in the arena; and the number
+    /// of the last one.
+    in_place: Mutex<BTreeMap<usize, u64>>,
     /// Whoever settles does it alone: what another thread has taken out of the list would seem to be delivered.
     settling: Mutex<()>,
 }
@@ -68,13 +78,24 @@ impl Pending {
     /// A command was put.
     pub(crate) fn push(&self, left: Left) {
         let mut list = lock(&self.list);
-        list.push(left);
+        list.push((self.next.fetch_add(1, Ordering::SeqCst), left));
         self.count.store(list.len(), Ordering::Release);
+    }
+
+    /// A command was put whose data the application has where the server puts it.
+    pub(crate) fn put_in_place(&self, queue: &Object) {
+        let number = self.next.fetch_add(1, Ordering::SeqCst);
+        lock(&self.in_place).insert(std::ptr::from_ref(queue).addr(), number);
+    }
+
+    /// Now, before a call that waits for what was put until now.
+    pub(crate) fn mark(&self) -> Mark {
+        Mark(self.next.load(Ordering::SeqCst))
     }
 
     /// Whether there is no data that has not gone to the application, and not much else.
     pub(crate) fn is_short(&self) -> bool {
-        self.count.load(Ordering::Acquire) < SHORT && !self.has(|_| true)
+        self.count.load(Ordering::Acquire) < SHORT && lock(&self.in_place).is_empty() && !self.has(|_| true)
     }
 
     /// Whether there is such data that has not gone to the application.
@@ -83,7 +104,7 @@ impl Pending {
         let _settling = lock(&self.settling);
         lock(&self.list)
             .iter()
-            .filter_map(|left| left.delivery.as_ref())
+            .filter_map(|(_, left)| left.delivery.as_ref())
             .any(is_it)
     }
 
@@ -102,17 +123,17 @@ impl Pending {
     }
 
     fn drop_deliveries(&self, is_it: impl Fn(&Delivery) -> bool) {
-        for left in lock(&self.list).iter_mut() {
+        for (_, left) in lock(&self.list).iter_mut() {
             _ = left.delivery.take_if(|delivery| is_it(delivery));
         }
     }
 
-    fn take(&self) -> Vec<Left> {
+    fn take(&self) -> Vec<(u64, Left)> {
         std::mem::take(&mut *lock(&self.list))
     }
 
     /// In the order in which they were put.
-    fn put_back(&self, mut kept: Vec<Left>) {
+    fn put_back(&self, mut kept: Vec<(u64, Left)>) {
         let mut list = lock(&self.list);
         kept.append(&mut list);
         *list = kept;
@@ -120,9 +141,14 @@ impl Pending {
     }
 }
 
-/// Does what is left of commands that are complete: those of a queue all of whose commands have ended, and others by their events.
+/// Does what is left of commands that are complete: those of a queue all of whose commands that were put before a mark have ended, and others
+/// by their events.
 /// An error if data of one cannot be had: then the server is gone.
-pub(crate) fn settle(connection: &'static Connection, finished: Option<&Object>) -> Result<(), Code> {
+pub(crate) fn settle(connection: &'static Connection, finished: Option<(&Object, Mark)>) -> Result<(), Code> {
+    if let Some((queue, mark)) = finished {
+        let at = std::ptr::from_ref(queue).addr();
+        lock(&connection.pending.in_place).retain(|queue, number| *queue != at || *number >= mark.0);
+    }
     if connection.pending.count.load(Ordering::Acquire) == 0 {
         return Ok(());
     }
@@ -130,8 +156,9 @@ pub(crate) fn settle(connection: &'static Connection, finished: Option<&Object>)
     let mut kept = Vec::new();
     let mut over = Vec::new();
     let mut outcome = Ok(());
-    for mut left in connection.pending.take() {
-        let of_queue = finished.is_some_and(|queue| std::ptr::eq(queue, left.queue.as_ref()));
+    for (number, mut left) in connection.pending.take() {
+        let has_ended = |(queue, mark): (&Object, Mark)| std::ptr::eq(queue, left.queue.as_ref()) && number < mark.0;
+        let of_queue = finished.is_some_and(has_ended);
         let is_complete = of_queue
             || left.event.as_ref().is_some_and(|event| {
                 // What only holds a part of the arena is not worth a question.
@@ -139,7 +166,7 @@ pub(crate) fn settle(connection: &'static Connection, finished: Option<&Object>)
                 event::is_known_complete(event) || (asks && event::state(event).is_ok_and(|state| state <= 0))
             });
         if !is_complete {
-            kept.push(left);
+            kept.push((number, left));
             continue;
         }
         if let Some(Delivery { offset, address, shape }) = left.delivery.take() {
@@ -170,18 +197,22 @@ pub(crate) fn settle(connection: &'static Connection, finished: Option<&Object>)
 /// Waits for the queues whose commands hold parts of the arena, so that there is space again.
 pub(crate) fn reclaim(connection: &'static Connection) -> Result<(), Code> {
     let mut queues: Vec<Arc<Object>> = Vec::new();
-    for left in lock(&connection.pending.list).iter() {
+    // Not while another thread has them out of the list.
+    let settling = lock(&connection.pending.settling);
+    for (_, left) in lock(&connection.pending.list).iter() {
         if !queues.iter().any(|known| Arc::ptr_eq(known, &left.queue)) {
             queues.push(Arc::clone(&left.queue));
         }
     }
+    drop(settling);
     queues.iter().try_for_each(|queue| queue::finish_queue(queue))
 }
 
 /// Whether commands of a queue have left anything.
 pub(crate) fn has_left(connection: &Connection, queue: &Object) -> bool {
+    let _settling = lock(&connection.pending.settling);
     let list = lock(&connection.pending.list);
-    list.iter().any(|left| std::ptr::eq(left.queue.as_ref(), queue))
+    list.iter().any(|(_, left)| std::ptr::eq(left.queue.as_ref(), queue))
 }
 
 #[cfg(test)]

@@ -17,13 +17,14 @@ const OUT_OF_ORDER: u64 = 1;
 /// Until all commands of a queue have ended, and what they have left is done.
 pub(crate) fn finish_queue(queue: &Object) -> Result<(), Code> {
     let connection = queue.connection()?;
+    let mark = connection.pending.mark();
     let call = calls::Finish {
         command_queue: queue.handle(),
     };
     let (call, answer) = connection.call(|_| call, &Touched::new(&[queue], &[]), true)?;
     let finished = answer.success(&call).map(drop);
     // Commands have ended even where one of them has failed.
-    let settled = pending::settle(connection, Some(queue));
+    let settled = pending::settle(connection, Some((queue, mark)));
     finished.and(settled)
 }
 

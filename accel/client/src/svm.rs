@@ -189,6 +189,7 @@ impl<'a> Command<'a> {
         let made: Vec<&Object> = told.into_iter().map(AsRef::as_ref).collect();
         let (objects, lists) = ([self.queue], [self.waits.objects.as_slice(), &made]);
         let touched = Touched::new(&objects, &lists);
+        let mark = connection.pending.mark();
         if waits {
             let (call, answer) = connection.call(|_| call, &touched, true)?;
             answer.success(&call)?;
@@ -203,7 +204,10 @@ impl<'a> Command<'a> {
             }
         }
         match waits {
-            true => pending::settle(connection, queue::is_in_order(self.queue).then_some(self.queue)),
+            true => {
+                let finished = queue::is_in_order(self.queue).then_some((self.queue, mark));
+                pending::settle(connection, finished)
+            }
             false => Ok(()),
         }
     }

@@ -13,7 +13,7 @@ use crate::bulk::{Lies, Shape};
 use crate::codes::Code;
 use crate::connection::{Connection, Touched};
 use crate::object::{Object, handle_of_made};
-use crate::pending::{self, Delivery, Left};
+use crate::pending::{self, Delivery, Left, Mark};
 use crate::{event, mapping, queue, status};
 
 /// Which way bytes go.
@@ -70,6 +70,7 @@ impl Transfer<'_> {
         let touched = Touched::new(std::slice::from_ref(&self.queue), &touched_lists)
             .reads(has(Way::ToServer))
             .writes(has(Way::FromServer));
+        let mark = connection.pending.mark();
         let goes_ahead = self.may_go_ahead && is_taken && connection.pending.is_short();
         let put = match goes_ahead.then(|| connection.send_ahead(&call, &touched)).transpose() {
             Ok(Some(true)) => Ok(false),
@@ -91,7 +92,7 @@ impl Transfer<'_> {
             self.kind.iter().for_each(|kind| event::is_of_kind(told, *kind));
         }
         if was_waited_for {
-            self.after_waiting(connection, told.as_ref())?;
+            self.after_waiting(connection, told.as_ref(), mark)?;
             if is_delivered {
                 self.shape.copy_out(connection, span.offset, self.address);
             }
@@ -108,6 +109,8 @@ impl Transfer<'_> {
                 }),
                 frees: Vec::new(),
             });
+        } else if self.way == Way::FromServer {
+            connection.pending.put_in_place(self.queue);
         }
         if let Some(told) = told.filter(|_| !event.is_null()) {
             event.put(told.publish());
@@ -116,11 +119,16 @@ impl Transfer<'_> {
     }
 
     /// The command is complete, and in a queue that keeps order those before it.
-    fn after_waiting(&self, connection: &'static Connection, told: Option<&Arc<Object>>) -> Result<(), Code> {
+    fn after_waiting(
+        &self,
+        connection: &'static Connection,
+        told: Option<&Arc<Object>>,
+        mark: Mark,
+    ) -> Result<(), Code> {
         if let Some(told) = told {
             event::is_complete_now(told);
         }
-        let finished = queue::is_in_order(self.queue).then_some(self.queue);
+        let finished = queue::is_in_order(self.queue).then_some((self.queue, mark));
         pending::settle(connection, finished)
     }
 }
@@ -182,7 +190,8 @@ const SHORT: u64 = 64 << 10;
 
 /// Whether this is a short write into a buffer that the server has no reason to refuse: then nothing but its end could be waited for.
 fn may_go_ahead(queue: &Object, memory: &Object, size: u64) -> bool {
-    (1..=SHORT).contains(&size) && memory.parent::<calls::Mem>().is_none() && queue::is_in_order(queue)
+    let is_buffer = mapping::state(memory).is_ok_and(|state| state.size().is_some());
+    (1..=SHORT).contains(&size) && is_buffer && memory.parent::<calls::Mem>().is_none() && queue::is_in_order(queue)
 }
 
 macro_rules! buffer_transfer {

@@ -73,6 +73,37 @@ fn a_short_write_is_not_waited_for_and_what_has_a_reason_to_be_is() {
     });
 }
 
+/// A map and a read into mapped memory, which are where the program sees them.
+#[test]
+fn behind_what_is_in_place_it_is_waited_for() {
+    let server = Server::start_by(WAYS[0], ARENA);
+    let mut library = Library::open(&server.socket);
+    let Ready { context, queue, .. } = library.ready();
+    let [mapped, read, other] = [1, 2, 3].map(|value| {
+        let buffer = library.buffer(context, READ_WRITE, 480, ptr::null_mut());
+        assert_eq!(library.write(queue, buffer, true, &[value; 480]), 0);
+        buffer
+    });
+    assert_eq!(library.finish(queue), 0);
+    let map = cl!(
+        library,
+        clEnqueueMapBuffer(Ptr, Ptr, u32, u64, usize, usize, u32, *const Ptr, *mut Ptr, *mut i32) -> *mut u8
+    );
+    let mut code = 1;
+    let (none, no_event) = (ptr::null(), ptr::null_mut());
+    let address = map(queue, mapped, 0, 1, 0, 480, 0, none, no_event, &raw mut code);
+    assert_eq!(code, 0);
+    let write = || heard(&server, || library.write(queue, other, true, &[7; 8]));
+    assert_eq!(write(), 1, "behind a map");
+    // SAFETY: so many bytes are mapped there.
+    let bytes = unsafe { std::slice::from_raw_parts_mut(address, 480) };
+    assert_eq!(bytes, [1; 480]);
+    assert_eq!(write(), 0, "which it has waited for, too");
+    assert_eq!(library.read(queue, read, false, bytes), 0);
+    assert_eq!(write(), 1 + 1, "behind a read, with the one before");
+    assert_eq!(bytes, [2; 480]);
+}
+
 #[test]
 fn a_thread_that_comes_later_finds_it_complete() {
     each(|server, library| {
