@@ -141,8 +141,12 @@ fn main() {
     let (allowed, devices) = (read(&directory, "allowed").rules(), read(&directory, "devices").rules());
     let otherwise = json!({"errno": NO_SUCH_CALL});
     let with_devices = [allowed.clone(), devices].concat();
-    write("allowed", compile("allow", otherwise.clone(), allowed));
-    write("allowed-with-devices", compile("allow", otherwise, with_devices));
+    for (name, rules) in [("allowed", allowed), ("allowed-with-devices", with_devices)] {
+        let listening = rules.iter().filter(|rule| rule["syscall"] != "connect").cloned();
+        let listening = compile("allow", otherwise.clone(), listening.collect());
+        write(&format!("{name}-listening"), listening);
+        write(name, compile("allow", otherwise.clone(), rules));
+    }
     write(
         "fatal",
         compile("kill_process", json!("allow"), read(&directory, "fatal").rules()),

@@ -50,7 +50,6 @@ fn serve(options: &Options) -> Result<()> {
             let listener = TcpListener::bind(address).with_context(|| format!("cannot listen on {address}"))?;
             // What it listens on is all that it has of the network. It shares no memory with such clients.
             if let Some(jail) = &options.jail {
-                host::confine::leave_network()?;
                 confine::enter(jail, options.library.as_deref(), ByteSize(0), Vec::new())?;
             }
             let control = control.as_ref().map(|control| (control, 0));

@@ -260,6 +260,12 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
     }
     check(&limits)?;
     let mut jail = jail.finish()?;
+    if let (Some(jail), true) = (&mut jail, remote.listen.is_some()) {
+        if limits.arbiter.is_some() {
+            bail!("--arbiter: a jail with --listen connects to nothing; leave --arbiter, --jail or --listen out");
+        }
+        jail.listens = true;
+    }
     if let (Some(jail), Some(arbiter)) = (&mut jail, &limits.arbiter) {
         jail.read_only.push(directory(arbiter)?);
     }
@@ -508,6 +514,10 @@ mod tests {
                 "or --listen",
             ),
             (&["--listen", "example.org", "--backend", "null"], "0.0.0.0:7070"),
+            (
+                &["--listen=[::1]:0", "--backend=null", "--jail", "--arbiter=/run/share"],
+                "connects to nothing",
+            ),
             (&["--listen", "0.0.0.0:0", "--backend", "null"], "--without-tls"),
             (
                 &["--listen", "[::1]:0", "--backend", "null", "--tls-client-ca", "c"],

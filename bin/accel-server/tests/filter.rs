@@ -88,6 +88,17 @@ const REFUSED: &[Deed] = &[
     ("listening", libc::SYS_listen, [NOWHERE, 1, 0, 0]),
     // SO_PASSCRED, by which a socket gets a name.
     ("credentials", libc::SYS_setsockopt, [NOWHERE, 1, 16, 0]),
+    // MSG_FASTOPEN, which connects.
+    (
+        "sending with a connection",
+        libc::SYS_sendto,
+        [NOWHERE, 0, 0, 0x2000_0000],
+    ),
+    (
+        "a message with a connection",
+        libc::SYS_sendmsg,
+        [NOWHERE, 0, 0x2000_0000, 0],
+    ),
     // TCP_CONGESTION.
     (
         "how a connection is controlled",
@@ -122,6 +133,9 @@ const ALLOWED: &[Deed] = &[
     ("descriptors", libc::SYS_fcntl, [1, 1, 0, 0]),
     ("own limits", libc::SYS_prlimit64, [0, 7, 0, 0]),
 ];
+
+/// What is let through but where it listens to other machines.
+const CONNECTS: Deed = ("connection", libc::SYS_connect, [NOWHERE, 0, 0, 0]);
 
 /// A request that is none of the server's, where it has files of devices.
 const REQUEST: Deed = ("request to a device", libc::SYS_ioctl, [NOWHERE, 0x4680, 0, 0]);
@@ -170,7 +184,7 @@ fn commit(deed: &str) -> c_long {
     if let Some(flag) = deed.strip_prefix("namespace ") {
         return call(libc::SYS_clone, [flag.parse::<usize>().unwrap() | SIGCHLD, 0, 0, 0]);
     }
-    let all = REFUSED.iter().chain(ALLOWED).chain([&REQUEST]);
+    let all = REFUSED.iter().chain(ALLOWED).chain([&REQUEST, &CONNECTS]);
     let (_, number, arguments) = all.into_iter().find(|(name, ..)| *name == deed).unwrap();
     call(*number, *arguments)
 }
@@ -197,8 +211,10 @@ fn filter_by(mode: &str) {
     rustix::thread::set_no_new_privs(true).unwrap();
     match mode {
         "free" => {}
-        "devices" => filter::enter(true).unwrap(),
-        "filtered" => filter::enter(false).unwrap(),
+        "devices" => filter::enter(true, false).unwrap(),
+        "filtered" => filter::enter(false, false).unwrap(),
+        "listening" => filter::enter(false, true).unwrap(),
+        "listening with devices" => filter::enter(true, true).unwrap(),
         other => panic!("there is no mode {other}"),
     }
 }
@@ -261,6 +277,14 @@ fn main() {
         let (result, free) = (returned("filtered", name), returned("free", name));
         assert_eq!(result.signum(), free.signum(), "{name}: {result} and {free}");
         assert_ne!(result, no_such_call, "{name}");
+    }
+    for (mode, is_refused) in [
+        ("filtered", false),
+        ("devices", false),
+        ("listening", true),
+        ("listening with devices", true),
+    ] {
+        assert_eq!(returned(mode, CONNECTS.0) == no_such_call, is_refused, "{mode}");
     }
     assert_eq!(returned("filtered", REQUEST.0), no_such_call);
     assert_eq!(returned("devices", REQUEST.0), -c_long::from(libc::EBADF));

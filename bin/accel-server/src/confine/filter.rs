@@ -7,6 +7,9 @@ use std::io;
 const ALLOWED: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/allowed.bpf"));
 /// The same where there are files of devices.
 const ALLOWED_WITH_DEVICES: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/allowed-with-devices.bpf"));
+/// Both where it listens to other machines: it connects to nothing.
+const LISTENING: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/allowed-listening.bpf"));
+const LISTENING_WITH_DEVICES: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/allowed-with-devices-listening.bpf"));
 /// What ends the process.
 const FATAL: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/fatal.bpf"));
 
@@ -14,10 +17,15 @@ const FATAL: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/fatal.bpf"));
 ///
 /// # Errors
 /// The kernel has no filters.
-pub(crate) fn enter(devices: bool) -> io::Result<()> {
+pub(crate) fn enter(devices: bool, listens: bool) -> io::Result<()> {
     // The one that lets others pass comes first: the other does not allow seccomp(2).
     install(FATAL)?;
-    install(if devices { ALLOWED_WITH_DEVICES } else { ALLOWED })
+    install(match (devices, listens) {
+        (false, false) => ALLOWED,
+        (true, false) => ALLOWED_WITH_DEVICES,
+        (false, true) => LISTENING,
+        (true, true) => LISTENING_WITH_DEVICES,
+    })
 }
 
 #[allow(unsafe_code, reason = "seccomp(2) takes a pointer to a program")]

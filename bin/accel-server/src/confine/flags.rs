@@ -37,6 +37,7 @@ impl Default for Flags {
             jail: Jail {
                 read_only: Vec::new(),
                 devices: Vec::new(),
+                listens: false,
                 scratch: ByteSize(256 << 20),
             },
         }

@@ -22,6 +22,8 @@ pub(crate) struct Jail {
     pub(crate) read_only: Vec<PathBuf>,
     /// Files of devices.
     pub(crate) devices: Vec<PathBuf>,
+    /// It has a port of the host's, and connections of other machines; it leaves that network, and connects to nothing.
+    pub(crate) listens: bool,
     /// The most that compiled kernels and temporary files take.
     pub(crate) scratch: ByteSize,
 }
@@ -76,6 +78,9 @@ pub(crate) fn enter(
     window: ByteSize,
     mounts: Vec<(OwnedFd, &str)>,
 ) -> Result<Confined> {
+    if jail.listens {
+        host::confine::leave_network()?;
+    }
     let devices = !jail.devices.is_empty();
     let scratch = Scratch {
         at: SCRATCH.into(),
@@ -98,7 +103,8 @@ pub(crate) fn enter(
         None => log::info!("this kernel has no landlock: the root has to do"),
     }
     environment();
-    filter::enter(devices).context("system calls cannot be filtered: use a kernel with CONFIG_SECCOMP_FILTER")?;
+    filter::enter(devices, jail.listens)
+        .context("system calls cannot be filtered: use a kernel with CONFIG_SECCOMP_FILTER")?;
     Ok(Confined(()))
 }
 
