@@ -260,14 +260,9 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
     }
     check(&limits)?;
     let mut jail = jail.finish()?;
-    if let (Some(jail), true) = (&mut jail, remote.listen.is_some()) {
-        if limits.arbiter.is_some() {
-            bail!("--arbiter: a jail with --listen connects to nothing; leave --arbiter, --jail or --listen out");
-        }
-        jail.listens = true;
-    }
-    if let (Some(jail), Some(arbiter)) = (&mut jail, &limits.arbiter) {
-        jail.read_only.push(directory(arbiter)?);
+    if let Some(jail) = &mut jail {
+        jail.listens = remote.listen.is_some();
+        reaches(jail, limits.arbiter.as_deref())?;
     }
     // Whoever asks wants to know.
     limits.measures_time = control.is_some();
@@ -289,6 +284,18 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
         log_level,
         jail,
     })))
+}
+
+/// The jail has what its server connects to.
+fn reaches(jail: &mut Jail, arbiter: Option<&Path>) -> Result<()> {
+    match arbiter {
+        Some(_) if jail.listens => {
+            bail!("--arbiter: a jail with --listen connects to nothing; leave --arbiter, --jail or --listen out")
+        }
+        Some(arbiter) => jail.read_only.push(directory(arbiter)?),
+        None => {}
+    }
+    Ok(())
 }
 
 /// Where an arbiter's socket is, which a jail is to have, as another arbiter makes another socket.

@@ -76,12 +76,13 @@ fn hung(context: &Context, task: &mut Task) -> Result<()> {
     for again in (0..TRIES).rev() {
         up(context, task)?;
         let hung = hang(context, task);
-        take_down(context, task, Lab::Ended)?;
+        let down = take_down(context, task, Lab::Ended);
         match hung {
             Err(error) if again > 0 && error.to_string().contains(STOOD_STILL) => {
-                task.say(&format!("once more: {error}"))?
+                task.say(&format!("once more: {error}"))?;
+                down?;
             }
-            hung => return hung,
+            hung => return hung.and(down),
         }
     }
     Ok(())
