@@ -192,7 +192,12 @@ impl Map<'_> {
             self.shape.copy_out(connection, offset, host);
         } else if let Some(address) = self.host {
             let shape = self.shape;
-            let delivery = Delivery { offset, address, shape };
+            let delivery = Delivery {
+                offset,
+                address,
+                shape,
+                kind: None,
+            };
             connection.pending.push(Left {
                 queue: self.queue.share(),
                 event: event.cloned(),

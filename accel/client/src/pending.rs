@@ -32,6 +32,8 @@ pub(crate) struct Delivery {
     /// Where it goes.
     pub(crate) address: usize,
     pub(crate) shape: Shape,
+    /// What the application takes the command for, where that is not what the server has carried out.
+    pub(crate) kind: Option<u32>,
 }
 
 impl Delivery {
@@ -169,7 +171,10 @@ pub(crate) fn settle(connection: &'static Connection, finished: Option<(&Object,
             kept.push((number, left));
             continue;
         }
-        if let Some(Delivery { offset, address, shape }) = left.delivery.take() {
+        if let Some(Delivery {
+            offset, address, shape, ..
+        }) = left.delivery.take()
+        {
             let length = shape.extent().unwrap_or_default();
             match connection.fetch(Span { offset, length }) {
                 Ok(()) => shape.copy_out(connection, offset, address),

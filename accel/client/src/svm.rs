@@ -476,7 +476,7 @@ pub(crate) extern "C" fn enqueue_svm_unmap(
         let command = Command::new(&command_queue, UNMAP, &event_wait_list, num_events_in_wait_list)?;
         let (address, connection) = (svm_ptr.addr(), command.queue.connection()?);
         let mapped = connection.regions.unmap(address).ok_or(Code::INVALID_VALUE)?;
-        let is_of_map = |delivery: &Delivery| delivery.goes_to(address, mapped.size);
+        let is_of_map = |delivery: &Delivery| delivery.goes_to(address, mapped.size) && delivery.kind == Some(MAP);
         // As long as the application cannot know that it is mapped it has written nothing, and what is here is not what is there.
         let is_unknown = mapped.writes && connection.pending.has(is_of_map);
         let unmapped = match mapped.writes && !is_unknown {

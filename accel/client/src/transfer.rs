@@ -106,6 +106,7 @@ impl Transfer<'_> {
                     offset: span.offset,
                     address: self.address,
                     shape: self.shape,
+                    kind: self.kind,
                 }),
                 frees: Vec::new(),
             });
