@@ -23,6 +23,10 @@ use crate::session::Client;
 /// How often it is looked whether all clients are served.
 const LOOK: Duration = Duration::from_millis(1);
 
+/// How long clients on their way are waited for while the guest runs, and when it stands still: then most of them wait for the guest.
+const ON_THEIR_WAY: Duration = Duration::from_secs(10);
+const STANDING_STILL: Duration = Duration::from_millis(500);
+
 /// A client that is known as long as this is there.
 pub(super) struct Known<'g> {
     guest: &'g Guest,
@@ -81,6 +85,8 @@ impl Guest {
 
     /// Has the back end make what is saved of programs, while the guest runs: it may compile for seconds, and remembers what came of it.
     pub fn prepare_save(&self) {
+        // Where some stay on their way, saving says so.
+        drop(self.all_served(Instant::now() + ON_THEIR_WAY));
         let clients: Vec<Arc<Client>> = self
             .serving()
             .values()
@@ -93,7 +99,7 @@ impl Guest {
     /// run meanwhile.
     pub fn save(&self, output: &mut dyn Output, patience: Duration, hold: impl FnOnce(&Result<(), Refusal>)) {
         let deadline = Instant::now() + patience;
-        let serving = match self.all_served(deadline) {
+        let serving = match self.all_served(deadline.min(Instant::now() + STANDING_STILL)) {
             Ok(serving) => serving,
             Err(refusal) => return hold(&Err(refusal)),
         };
