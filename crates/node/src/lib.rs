@@ -9,6 +9,7 @@ mod accelerator_socket;
 mod api;
 mod clock;
 mod config;
+mod deadline_stream;
 mod error;
 mod events;
 mod guest;

@@ -1,4 +1,3 @@
 //! The guest's agent as the daemon reaches it. Does not know the VMM.
 
-pub(crate) mod deadline_stream;
 pub(crate) mod reidentify;

@@ -19,7 +19,7 @@ use node_api::{Snapshot, VolumeMount, VolumeSource};
 use observe::span::span;
 use vmm_api::{VmState, VmmClient};
 
-use crate::guest::deadline_stream::Timed;
+use crate::deadline_stream::Timed;
 use crate::guest::reidentify::Reidentification;
 use crate::node::Node;
 use crate::operations::detach_for::{Guest, OnDevices};

@@ -22,7 +22,7 @@ use node_api::{Class, EventKind, Paging, Sandbox, State};
 use observe::span::{now_ns, past, span};
 use vmm_api::VmmClient;
 
-use crate::guest::deadline_stream::Timed;
+use crate::deadline_stream::Timed;
 use crate::guest::reidentify::{Own, Reidentification};
 use crate::node::Node;
 use crate::operations::snapshot::of_all_memory;

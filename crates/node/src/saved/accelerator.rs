@@ -6,12 +6,14 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
 
+use agent_api::Duplex as _;
 use agent_api::accelerator_state::{Asked, Said, ask, hear};
 use node_api::Accelerator;
 use wire::{FrameReader, FrameWriter};
 
 use crate::Error;
-use crate::accelerator_socket::Bounded;
+use crate::accelerator_socket;
+use crate::deadline_stream::Timed;
 
 /// How long commands of the accelerator may take to end, for which the machine stands still.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -37,10 +39,10 @@ pub(crate) fn prepare(name: &str, socket: &Path, limit: Duration) -> Result<(), 
 }
 
 /// The two halves of a connection to a server.
-type Halves = (FrameWriter<Bounded>, FrameReader<Bounded>);
+type Halves = (FrameWriter<Timed>, FrameReader<Timed>);
 
 fn connect(name: &str, socket: &Path, limit: Duration) -> Result<Halves, Error> {
-    let stream = Bounded::new(socket, limit);
+    let stream = accelerator_socket::connect(socket, limit);
     let stream = stream.map_err(|error| refused(name, format!("its server does not answer ({error})")))?;
     let copied = stream.try_clone();
     let copied = copied.map_err(Error::host("asking an accelerator's server for its state"))?;

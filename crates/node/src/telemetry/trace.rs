@@ -11,7 +11,7 @@ use observe::span::{self, now_ns};
 use otlp::Exporter;
 use vmm_api::VmmClient;
 
-use crate::guest::deadline_stream::Timed;
+use crate::deadline_stream::Timed;
 use crate::telemetry::metrics::Metrics;
 use crate::vmm::vm::Vm;
 

@@ -10,7 +10,7 @@ use node_api::{AcceleratorMemory, AcceleratorStats, AcceleratorTime};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-use crate::accelerator_socket::Bounded;
+use crate::accelerator_socket;
 
 /// How long a server may take for its answer: it is one line, which a thread of its own writes.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
@@ -55,7 +55,9 @@ struct ToldTime {
 pub(crate) fn ask(path: &Path, limit: Duration) -> io::Result<AcceleratorStats> {
     let mut bytes = Vec::new();
     let most = u64::try_from(MOST_BYTES).unwrap_or(u64::MAX);
-    Bounded::new(path, limit)?.take(most + 1).read_to_end(&mut bytes)?;
+    accelerator_socket::connect(path, limit)?
+        .take(most + 1)
+        .read_to_end(&mut bytes)?;
     if bytes.len() > MOST_BYTES {
         return Err(io::Error::other(format!("it tells more than {MOST_BYTES} bytes")));
     }

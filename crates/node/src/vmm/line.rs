@@ -10,7 +10,7 @@ use agent_api::VSOCK_PORT;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use wire::packet::{PacketError, PacketSocket};
 
-use crate::guest::deadline_stream::Timed;
+use crate::deadline_stream::Timed;
 
 /// Bounds how long the socket's reads and writes wait.
 pub(crate) fn set_patience(socket: impl AsFd, limit: Duration) -> io::Result<()> {

@@ -21,8 +21,8 @@ use wire::packet::{PacketError, PacketSocket};
 
 use crate::Error;
 use crate::config::TimeLimits;
+use crate::deadline_stream::Timed;
 use crate::error::space::Lacking;
-use crate::guest::deadline_stream::Timed;
 use crate::guest::reidentify::Own;
 use crate::resources::space::LEAST;
 use crate::store::database::Stored;
