@@ -42,7 +42,7 @@ const GIVEN: Duration = Duration::from_secs(5);
 const BUSY: Duration = Duration::from_secs(15);
 
 /// Whoever sees to the hang tries once more then: a thread of the emulator's that stands still has all others wait for it now and then
-/// (docs/lab.md, traps), and what takes so long on the host's clock shows nothing.
+/// (docs/bare.md), and what takes so long on the host's clock shows nothing.
 const STOOD_STILL: &str = "the host stood still as long as its CPU did";
 
 const LOST: &str = "does not come out of its guest: it is lost until the next boot";
