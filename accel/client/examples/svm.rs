@@ -237,25 +237,20 @@ impl Program {
         }
     }
 
+    /// Has memory filled with a pattern.
+    fn fill(&self, memory: *mut c_void, pattern: &[u8], length: usize, event: *mut Ptr) {
+        let fill = typed!(self, "clEnqueueSVMMemFill", Fill);
+        let (bytes, each) = (pattern.as_ptr().cast(), pattern.len());
+        let code = fill(self.queue, memory, bytes, each, length, 0, ptr::null(), event);
+        check("clEnqueueSVMMemFill", code);
+    }
+
     /// Fills, copies both ways and within, and moves.
     fn copies(&self) {
         let (one, two) = (self.alloc(LARGE), self.alloc(LARGE));
         let pattern = 0x0102_0304_0506_0708_u64.to_ne_bytes();
-        let fill = typed!(self, "clEnqueueSVMMemFill", Fill);
+        self.fill(one, &pattern, LARGE, ptr::null_mut());
         let none = (0, ptr::null(), ptr::null_mut());
-        check(
-            "clEnqueueSVMMemFill",
-            fill(
-                self.queue,
-                one,
-                pattern.as_ptr().cast(),
-                8,
-                LARGE,
-                none.0,
-                none.1,
-                none.2,
-            ),
-        );
         let copy = typed!(self, "clEnqueueSVMMemcpy", Memcpy);
         check(
             "clEnqueueSVMMemcpy",
@@ -311,21 +306,8 @@ impl Program {
     /// Unmaps what nobody knows yet to be mapped: what a command before has written stays.
     fn unmapped_at_once(&self) {
         let memory = self.alloc(64);
-        let fill = typed!(self, "clEnqueueSVMMemFill", Fill);
+        self.fill(memory, &[7], 64, ptr::null_mut());
         let none = (0, ptr::null(), ptr::null_mut());
-        check(
-            "clEnqueueSVMMemFill",
-            fill(
-                self.queue,
-                memory,
-                [7_u8].as_ptr().cast(),
-                1,
-                64,
-                none.0,
-                none.1,
-                none.2,
-            ),
-        );
         let map = typed!(self, "clEnqueueSVMMap", Map);
         check(
             "clEnqueueSVMMap",
@@ -341,25 +323,12 @@ impl Program {
     fn freed_behind_what_is_waited_for(&self) {
         let begun = virtual_memory();
         let enqueue = typed!(self, "clEnqueueSVMFree", EnqueueFree);
-        let fill = typed!(self, "clEnqueueSVMMemFill", Fill);
         let wait = cl!(self.cl, clWaitForEvents(u32, *const Ptr) -> i32);
         let release = cl!(self.cl, clReleaseEvent(Ptr) -> i32);
         for _ in 0..TIMES {
             let memory = self.alloc(KEPT);
-            let (mut event, pattern) = (ptr::null(), [7_u8]);
-            check(
-                "clEnqueueSVMMemFill",
-                fill(
-                    self.queue,
-                    memory,
-                    pattern.as_ptr().cast(),
-                    1,
-                    64,
-                    0,
-                    ptr::null(),
-                    &raw mut event,
-                ),
-            );
+            let mut event = ptr::null();
+            self.fill(memory, &[7], 64, &raw mut event);
             check(
                 "clEnqueueSVMFree",
                 enqueue(

@@ -33,21 +33,8 @@ fn with_library(test: impl FnOnce(&Library, Ready)) {
 #[test]
 fn a_property_is_given_once() {
     with_library(|library, Ready { platform, device, .. }| {
-        let create = cl!(
-            library,
-            clCreateContext(*const i64, u32, *const Ptr, Ptr, Ptr, *mut i32) -> Ptr
-        );
         let (key, platform) = (0x1084, platform as i64);
-        let properties = [key, platform, key, platform, 0];
-        let mut code = 1;
-        let context = create(
-            properties.as_ptr(),
-            1,
-            &raw const device,
-            ptr::null(),
-            ptr::null(),
-            &raw mut code,
-        );
+        let (context, code) = library.context_of(&[key, platform, key, platform, 0], device);
         assert!(context.is_null());
         assert_eq!(code, INVALID_PROPERTY);
     });

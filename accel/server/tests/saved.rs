@@ -85,10 +85,7 @@ fn more_objects(
 
 #[test]
 fn a_client_goes_on_with_all_of_its_objects() {
-    let window = window();
-    let host = Host::new(pocl(), &window);
-    host.serve();
-    let mut program = Running::start(&host, &window);
+    let (window, host, mut program) = serving(pocl());
     let thread = &mut program.thread;
     let (context, queue) = thread.set_up();
     let count = 1000_u64;
@@ -161,10 +158,7 @@ fn a_client_goes_on_with_all_of_its_objects() {
 
 #[test]
 fn commands_that_do_not_end_are_no_state_and_go_on() {
-    let window = window();
-    let host = Host::new(pocl(), &window);
-    host.serve();
-    let mut program = Running::start(&host, &window);
+    let (_window, host, mut program) = serving(pocl());
     let thread = &mut program.thread;
     let (context, queue) = thread.set_up();
     thread.buffer(context, 64, name(1));
@@ -208,10 +202,7 @@ fn commands_that_do_not_end_are_no_state_and_go_on() {
 
 #[test]
 fn what_cannot_be_made_again_is_refused_with_the_reason() {
-    let window = window();
-    let host = Host::new(Backend::null(), &window);
-    host.serve();
-    let mut program = Running::start(&host, &window);
+    let (_window, host, mut program) = serving(Backend::null());
     let (context, _) = program.thread.set_up();
     let (file, go) = save(&host, MOST).unwrap();
     drop(go);

@@ -80,10 +80,7 @@ fn map_both(thread: &mut Thread, (context, queue): (Handle<Context>, Handle<Comm
 
 #[test]
 fn a_state_that_has_less_than_it_says_is_refused() {
-    let window = window();
-    let host = Host::new(Backend::null(), &window);
-    host.serve();
-    let mut program = Running::start(&host, &window);
+    let (_window, host, mut program) = serving(Backend::null());
     let thread = &mut program.thread;
     let (context, queue) = thread.set_up();
     map_both(thread, (context, queue));
@@ -115,10 +112,7 @@ fn a_state_that_has_less_than_it_says_is_refused() {
 
 #[test]
 fn a_part_of_the_window_is_one_clients() {
-    let window = support::machine::window();
-    let host = Host::new(Backend::null(), &window);
-    host.serve();
-    let mut program = Running::start(&host, &window);
+    let (window, host, mut program) = serving(Backend::null());
     program.thread.set_up();
     let (file, _held) = save(&host, MOST).unwrap();
     let twice = changed(&file, |state| {
@@ -134,10 +128,7 @@ fn a_part_of_the_window_is_one_clients() {
 
 #[test]
 fn no_client_is_left_out_that_is_on_its_way() {
-    let window = support::machine::window();
-    let host = Host::new(Backend::null(), &window);
-    host.serve();
-    let mut program = Running::start(&host, &window);
+    let (window, host, mut program) = serving(Backend::null());
     let (_, queue) = program.thread.set_up();
     // Another one waits for the part of the window that this one has, for 3 s.
     let other = FromGuest::Connect {
@@ -185,10 +176,7 @@ const SOURCE: &str = "kernel void one(global uint *all) { all[get_global_id(0)] 
 
 #[test]
 fn kernels_that_were_told_of_memory_that_is_freed_are_saved_without_it() {
-    let window = support::machine::window();
-    let host = Host::new(pocl(), &window);
-    host.serve();
-    let mut program = Running::start(&host, &window);
+    let (window, host, mut program) = serving(pocl());
     let thread = &mut program.thread;
     let (context, queue) = thread.set_up();
     let kernel = thread.kernel(context, SOURCE, c"one");
@@ -226,10 +214,7 @@ fn kernels_that_were_told_of_memory_that_is_freed_are_saved_without_it() {
 
 #[test]
 fn a_copied_kernel_whose_argument_has_lost_its_name_is_refused() {
-    let window = support::machine::window();
-    let host = Host::new(pocl(), &window);
-    host.serve();
-    let mut program = Running::start(&host, &window);
+    let (window, host, mut program) = serving(pocl());
     let thread = &mut program.thread;
     let (context, _) = thread.set_up();
     let kernel = thread.kernel(context, SOURCE, c"one");
@@ -253,10 +238,7 @@ fn a_copied_kernel_whose_argument_has_lost_its_name_is_refused() {
 
 #[test]
 fn what_has_lost_its_name_is_saved_without_maps_and_failures() {
-    let window = support::machine::window();
-    let host = Host::new(pocl(), &window);
-    host.serve();
-    let mut program = Running::start(&host, &window);
+    let (window, host, mut program) = serving(pocl());
     let thread = &mut program.thread;
     let (context, queue) = thread.set_up();
     let (_, device) = thread.devices();
@@ -290,10 +272,7 @@ fn what_has_lost_its_name_is_saved_without_maps_and_failures() {
 
 #[test]
 fn callbacks_of_events_are_due_behind_it_or_refused() {
-    let window = support::machine::window();
-    let host = Host::new(pocl(), &window);
-    host.serve();
-    let mut program = Running::start(&host, &window);
+    let (window, host, mut program) = serving(pocl());
     let thread = &mut program.thread;
     let (context, queue) = thread.set_up();
     thread.buffer(context, 64, name(1));

@@ -72,17 +72,7 @@ fn a_kernel_by_pocl_and_arguments_that_are_none() {
     assert_eq!(thread.argument(kernel, 2, Value::Bytes(&[0; 4])), -49);
     assert_eq!(thread.argument(kernel, 0, mem(name(1))), 0);
     assert_eq!(thread.argument(kernel, 1, Value::Bytes(&3_u32.to_le_bytes())), 0);
-    thread.send(&EnqueueNDRangeKernel {
-        command_queue: queue,
-        kernel,
-        work_dim: 1,
-        global_work_offset: None,
-        global_work_size: Some(List::new(&[count])),
-        local_work_size: None,
-        num_events_in_wait_list: 0,
-        event_wait_list: None,
-        event: name(7),
-    });
+    support::machine::launch(&mut thread, queue, kernel, count, name(7));
     // Before it is waited for, so that the callback is called in another thread.
     thread.send(&SetEventCallback {
         event: name(7),

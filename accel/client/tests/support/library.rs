@@ -131,11 +131,14 @@ impl Library {
     }
 
     pub(crate) fn context(&self, platform: Ptr, device: Ptr) -> (Ptr, i32) {
+        self.context_of(&[0x1084, platform as i64, 0], device)
+    }
+
+    pub(crate) fn context_of(&self, properties: &[i64], device: Ptr) -> (Ptr, i32) {
         let create = cl!(
             self,
             clCreateContext(*const i64, u32, *const Ptr, Ptr, Ptr, *mut i32) -> Ptr
         );
-        let properties = [0x1084, platform as i64, 0];
         let mut code = 1;
         let context = create(
             properties.as_ptr(),

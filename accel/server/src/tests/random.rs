@@ -127,27 +127,18 @@ fn whatever_records_come_each_is_answered() {
         let pool = Pool::new(round);
         for step in 0..150_u64 {
             for &op in OPS {
-                let mut source = Named {
-                    samples: Samples::new(random.next(), &pool, LIMITS),
-                    random: random.clone(),
-                };
-                let Ok(call) = AnyCall::read(op, &mut source) else {
+                let Some(mut bytes) = written(op, &mut random, &pool) else {
                     continue;
                 };
-                let mut bytes = vec![0; MESSAGE];
-                let mut writer = Writer::new(&mut bytes);
-                call.write(&mut writer);
-                let length = writer.finish().unwrap();
-                let bytes = &mut bytes[..length];
                 if step % 2 == 1
                     && let Some(at) = usize::try_from(random.next() >> 1)
                         .ok()
-                        .and_then(|at| at.checked_rem(length))
+                        .and_then(|at| at.checked_rem(bytes.len()))
                 {
                     bytes[at] = random.next().to_le_bytes()[0];
                 }
                 let before = caller.worker.refused;
-                let status = serve_bytes(&mut caller, op, bytes);
+                let status = serve_bytes(&mut caller, op, &bytes);
                 if caller.worker.refused > before {
                     refused += 1;
                 } else if status == 0 {
@@ -168,19 +159,25 @@ fn whatever_records_come_each_is_answered() {
 /// Calls with random arguments, one of each that leaves something that can be saved.
 fn call_each(caller: &mut Caller<'_>, random: &mut Random, pool: &Pool) {
     for &op in OPS.iter().filter(|op| !is_never_saved(**op)) {
-        let mut source = Named {
-            samples: Samples::new(random.next(), pool, LIMITS),
-            random: random.clone(),
-        };
-        let Ok(call) = AnyCall::read(op, &mut source) else {
-            continue;
-        };
-        let mut bytes = vec![0; MESSAGE];
-        let mut writer = Writer::new(&mut bytes);
-        call.write(&mut writer);
-        let length = writer.finish().unwrap();
-        serve_bytes(caller, op, &bytes[..length]);
+        if let Some(bytes) = written(op, random, pool) {
+            serve_bytes(caller, op, &bytes);
+        }
     }
+}
+
+/// A call with random arguments, as it travels; nothing if there are none for it.
+fn written(op: u16, random: &mut Random, pool: &Pool) -> Option<Vec<u8>> {
+    let mut source = Named {
+        samples: Samples::new(random.next(), pool, LIMITS),
+        random: random.clone(),
+    };
+    let call = AnyCall::read(op, &mut source).ok()?;
+    let mut bytes = vec![0; MESSAGE];
+    let mut writer = Writer::new(&mut bytes);
+    call.write(&mut writer);
+    let length = writer.finish().unwrap();
+    bytes.truncate(length);
+    Some(bytes)
 }
 
 /// Whatever a client has done, what is saved of it can be made again, and saved again.

@@ -281,6 +281,15 @@ pub(crate) fn numbers(bytes: &[u8]) -> Vec<u32> {
         .collect()
 }
 
+/// A server of a machine, served from a window, and a program that it serves.
+pub(crate) fn serving(backend: Backend) -> (File, Host, Running) {
+    let window = window();
+    let host = Host::new(backend, &window);
+    host.serve();
+    let program = Running::start(&host, &window);
+    (window, host, program)
+}
+
 pub(crate) fn launch(
     thread: &mut Thread,
     queue: Handle<CommandQueue>,
