@@ -284,7 +284,7 @@ pub(crate) fn list<T: Plain>(values: Option<&[T]>) -> Option<List<'_, T>> {
 }
 
 /// `cl_image_format` in memory.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub(crate) struct ImageFormat {
     pub(crate) order: u32,

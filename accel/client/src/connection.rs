@@ -44,10 +44,7 @@ const LOOK: Duration = Duration::from_micros(20);
 const SYNCHRONOUS: &str = "BASALT_ACCEL_SYNC";
 
 /// Calls that others may wait for: their records do not wait for more to go with.
-const AT_ONCE: [u16; 2] = [
-    <calls::Flush as Call<'_>>::OP,
-    <calls::SetUserEventStatus as Call<'_>>::OP,
-];
+const AT_ONCE: [u16; 1] = [<calls::Flush as Call<'_>>::OP];
 
 thread_local! {
     /// The end that this thread used last.

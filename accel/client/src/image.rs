@@ -7,11 +7,11 @@ use crate::bulk::Shape;
 use crate::codes::Code;
 use crate::connection::Touched;
 use crate::info::Query;
-use crate::mapping::MemState;
+use crate::mapping::{Image, MemState};
 use crate::memory::{check_host, crossing, host_ptr, make};
 use crate::object::Object;
 use crate::transfer::{Transfer, Way, may_go, three};
-use crate::{event, returned, status};
+use crate::{checks, event, returned, status};
 
 /// `CL_IMAGE_ELEMENT_SIZE`.
 const ELEMENT_SIZE: u32 = 0x1111;
@@ -69,6 +69,17 @@ fn host_shape(format: ImageFormat, desc: &ImageDesc) -> Result<Shape, Code> {
     Shape::rows([width, rows, slices], desc.row_pitch, slice_pitch).map_err(|_| Code::INVALID_IMAGE_DESCRIPTOR)
 }
 
+/// Pixels each way. What the kind of image has no use for counts as one.
+fn extent(desc: &ImageDesc) -> [u64; 3] {
+    match desc.image_type {
+        IMAGE2D => [desc.width, desc.height, 1],
+        IMAGE3D => [desc.width, desc.height, desc.depth],
+        IMAGE1D_ARRAY => [desc.width, desc.array_size, 1],
+        IMAGE2D_ARRAY => [desc.width, desc.height, desc.array_size],
+        _ => [desc.width, 1, 1],
+    }
+}
+
 /// Makes an image, whichever call it was.
 fn create(
     context: Ref,
@@ -85,7 +96,11 @@ fn create(
         false => host_shape(format, &desc)?,
     };
     let (wire_format, wire_desc) = (Some(format.wire()), Some(desc.wire()?));
-    let data = MemState::data(Some(flags), None, host_ptr(flags, host.address()));
+    let image = Image {
+        format,
+        extent: extent(&desc),
+    };
+    let data = MemState::of_image(flags, image, host_ptr(flags, host.address()));
     let parents: Vec<&Object> = [Some(context), of].into_iter().flatten().collect();
     let host = (host.address(), shape);
     match properties {
@@ -295,8 +310,9 @@ macro_rules! image_transfer {
                 let memory = image.object::<calls::Mem>()?;
                 let waits = event::wait_list(&event_wait_list, num_events_in_wait_list)?;
                 let (origin, region) = (three(&origin)?, three(&region)?);
+                checks::image_region(memory, &origin, &region)?;
                 may_go(memory, $way)?;
-                if ptr.is_null() || region.contains(&0) {
+                if ptr.is_null() {
                     return Err(Code::INVALID_VALUE);
                 }
                 let transfer = Transfer {

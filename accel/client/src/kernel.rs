@@ -3,17 +3,17 @@
 //! An argument crosses when it is set, and not again as long as it is the same. Whether eight bytes are an object is seen by their being
 //! the address of one; no value of another kind is an address in this library's memory but by design.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, OnceLock};
 
-use accel_proto::{AnyHandle, Kind as _, List, SvmAddress, Value, opencl as calls};
+use accel_proto::{AnyHandle, Call, Kind as _, List, SvmAddress, Value, opencl as calls};
 
 use crate::arguments::{In, Opaque, Out, Ref};
 use crate::codes::Code;
 use crate::connection::{Connection, Touched};
 use crate::info::Query;
 use crate::object::{Data, Object};
-use crate::{lock, status};
+use crate::{lock, mapping, status};
 
 /// `CL_KERNEL_NUM_ARGS`.
 const NUM_ARGS: u32 = 0x1191;
@@ -29,6 +29,9 @@ const EXEC_INFO_SVM_FINE_GRAIN_SYSTEM: u32 = 0x11b7;
 
 /// The longest argument that is kept to be compared.
 const KEPT: u64 = 256;
+
+/// So many shapes of launches of a kernel are known at a time.
+const SHAPES: usize = 64;
 
 /// NULL where a buffer can be.
 const NO_BUFFER: AnyHandle = AnyHandle {
@@ -49,10 +52,46 @@ enum Argument {
     Shared,
 }
 
+/// What a back end looks at in an argument: an argument that has taken one of a form takes all others of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Form {
+    Local,
+    Bytes {
+        length: u64,
+        /// No object's address is.
+        is_zero: bool,
+    },
+    /// An object of a type of C.
+    Object(&'static str),
+    /// One that is an image.
+    Image,
+    /// No object.
+    Null,
+    Shared,
+}
+
+impl Form {
+    fn of(arg_size: u64, bytes: Option<&[u8]>, object: Option<AnyHandle>, is_image: bool) -> Self {
+        match (object, bytes) {
+            (Some(AnyHandle { raw: 0, .. }), _) => Self::Null,
+            (Some(_), _) if is_image => Self::Image,
+            (Some(AnyHandle { c_type, .. }), _) => Self::Object(c_type),
+            (None, None) => Self::Local,
+            (None, Some(bytes)) => Self::Bytes {
+                length: arg_size,
+                is_zero: bytes.iter().all(|byte| *byte == 0),
+            },
+        }
+    }
+}
+
 /// A kernel's arguments, by index, and how many there are.
 #[derive(Debug, Default)]
 pub(crate) struct KernelState {
     arguments: Mutex<BTreeMap<u32, Argument>>,
+    /// Forms that arguments have taken.
+    taken: Mutex<BTreeSet<(u32, Form)>>,
+    launched: Mutex<BTreeSet<Shape>>,
     count: OnceLock<u32>,
     /// Which of them are known to be buffers, or not to be.
     buffers: Mutex<BTreeMap<u32, bool>>,
@@ -142,17 +181,99 @@ fn number(bytes: &[u8]) -> Option<u32> {
     bytes.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes))
 }
 
-/// Whether all arguments of a kernel that is about to be put in a queue are set.
-pub(crate) fn is_ready(kernel: &Object) -> Result<(), Code> {
-    let count = count(kernel)?;
-    match lock(&state(kernel)?.arguments).len() >= usize::try_from(count).unwrap_or(usize::MAX) {
-        true => Ok(()),
-        false => Err(Code::INVALID_KERNEL_ARGS),
+/// What a back end refuses a launch for, but for the numbers themselves: the queue, the work-group's size in each dimension, and in which
+/// dimensions there is no work, or a group that is not whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Shape {
+    queue: u32,
+    dimensions: usize,
+    local: Option<[u64; 3]>,
+    none: [bool; 3],
+    uneven: [bool; 3],
+}
+
+impl Shape {
+    fn of(queue: &Object, global: Option<&[u64]>, local: Option<&[u64]>) -> Self {
+        let size = |sizes: Option<&[u64]>, index: usize| sizes.and_then(|sizes| sizes.get(index)).copied().unwrap_or(1);
+        let each =
+            |what: fn(u64, u64) -> bool| std::array::from_fn(|index| what(size(global, index), size(local, index)));
+        Self {
+            queue: queue.raw(),
+            dimensions: global.map_or(0, <[u64]>::len),
+            local: local.map(|_| std::array::from_fn(|index| size(local, index))),
+            none: each(|global, _| global == 0),
+            uneven: each(|global, local| !global.is_multiple_of(local.max(1))),
+        }
     }
 }
 
-/// An object whose address the eight bytes are.
-fn object(connection: &Connection, bytes: &[u8]) -> Option<AnyHandle> {
+/// A launch of a kernel. The first of each shape is waited for, so that who launches a kernel in a way in which it cannot be is told so by
+/// that call, as natively; what the back end has taken once it takes again.
+#[derive(Debug)]
+pub(crate) struct Launch<'a> {
+    state: &'a KernelState,
+    shape: Shape,
+}
+
+impl<'a> Launch<'a> {
+    /// About to be put in a queue; all arguments have to be set.
+    pub(crate) fn of(
+        kernel: &'a Object,
+        queue: &Object,
+        global: Option<&[u64]>,
+        local: Option<&[u64]>,
+    ) -> Result<Self, Code> {
+        let count = count(kernel)?;
+        let state = state(kernel)?;
+        if lock(&state.arguments).len() < usize::try_from(count).unwrap_or(usize::MAX) {
+            return Err(Code::INVALID_KERNEL_ARGS);
+        }
+        let shape = Shape::of(queue, global, local);
+        Ok(Self { state, shape })
+    }
+
+    /// Puts it, and waits until the back end has taken it if it is new.
+    pub(crate) fn put<'c, C: Call<'c> + Copy>(
+        &self,
+        connection: &Connection,
+        call: &C,
+        touched: &Touched<'_>,
+    ) -> Result<(), Code> {
+        if lock(&self.state.launched).contains(&self.shape) {
+            return connection.send(call, touched);
+        }
+        let (call, answer) = connection.call(|_| *call, touched, false)?;
+        answer.success(&call)?;
+        let mut launched = lock(&self.state.launched);
+        if launched.len() >= SHAPES {
+            launched.clear();
+        }
+        launched.insert(self.shape);
+        Ok(())
+    }
+}
+
+/// Puts an argument, and waits for whether it can be one if it is the first of its form.
+fn put<'c, C: Call<'c> + Copy>(
+    connection: &Connection,
+    kernel: &Object,
+    (arg_index, form): (u32, Form),
+    call: &C,
+) -> Result<(), Code> {
+    let taken = &state(kernel)?.taken;
+    let (objects, form) = ([kernel], (arg_index, form));
+    let touched = Touched::new(&objects, &[]);
+    if lock(taken).contains(&form) {
+        return connection.send(call, &touched);
+    }
+    let (call, answer) = connection.call(|_| *call, &touched, false)?;
+    answer.success(&call)?;
+    lock(taken).insert(form);
+    Ok(())
+}
+
+/// An object whose address the eight bytes are, and whether it is an image.
+fn object(connection: &Connection, bytes: &[u8]) -> Option<(AnyHandle, bool)> {
     let address = u64::from_ne_bytes(*bytes.first_chunk()?);
     if bytes.len() != 8 || !connection.is_argument(address) {
         return None;
@@ -165,8 +286,10 @@ fn object(connection: &Connection, bytes: &[u8]) -> Option<AnyHandle> {
     ]
     .into_iter()
     .find_map(|(c_type, found)| {
-        let raw = found.ok()?.raw();
-        Some(AnyHandle { c_type, raw })
+        let found = found.ok()?;
+        let is_image = mapping::state(found).is_ok_and(|state| state.image().is_some());
+        let raw = found.raw();
+        Some((AnyHandle { c_type, raw }, is_image))
     })
 }
 
@@ -185,9 +308,10 @@ pub(crate) extern "C" fn set_kernel_arg(kernel: Ref, arg_index: u32, arg_size: u
         let is_null = bytes.is_none_or(|bytes| bytes == [0; 8]);
         let found = match bytes {
             // A buffer of NULL, which eight zeroes of a number are not.
-            _ if is_null && is_buffer(kernel, arg_index) => Some(NO_BUFFER),
+            _ if is_null && is_buffer(kernel, arg_index) => Some((NO_BUFFER, false)),
             bytes => bytes.and_then(|bytes| object(connection, bytes)),
         };
+        let (found, is_image) = found.map_or((None, false), |(found, is_image)| (Some(found), is_image));
         let mut arguments = lock(&state(kernel)?.arguments);
         let is_same = arguments
             .get(&arg_index)
@@ -207,10 +331,15 @@ pub(crate) extern "C" fn set_kernel_arg(kernel: Ref, arg_index: u32, arg_size: u
             arg_size,
             arg_value: value,
         };
-        connection.send(&call, &Touched::new(&[kernel], &[]))?;
+        let form = Form::of(arg_size, bytes, found, is_image);
+        put(connection, kernel, (arg_index, form), &call)?;
         let argument = match (bytes, found) {
             (_, Some(object)) => Argument::Object(object),
-            (None, None) => Argument::Local(arg_size),
+            (None, None) => {
+                // A back end may have room for one size of a work-group's memory, and not for another.
+                lock(&state(kernel)?.launched).clear();
+                Argument::Local(arg_size)
+            }
             (Some(bytes), None) if arg_size <= KEPT => Argument::Bytes(bytes.to_vec()),
             (Some(_), None) => Argument::Long,
         };
@@ -238,7 +367,7 @@ pub(crate) extern "C" fn set_kernel_arg_svm_pointer(kernel: Ref, arg_index: u32,
             arg_index,
             arg_value: address,
         };
-        connection.send(&call, &Touched::new(&[kernel], &[]))?;
+        put(connection, kernel, (arg_index, Form::Shared), &call)?;
         arguments.insert(arg_index, Argument::Shared);
         Ok(())
     })

@@ -13,6 +13,7 @@
 mod answer;
 mod arguments;
 mod bulk;
+mod checks;
 mod codes;
 mod connection;
 mod context;

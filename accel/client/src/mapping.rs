@@ -13,14 +13,14 @@ use std::sync::{Arc, Mutex};
 use accel_proto::{List, Span, opencl as calls};
 use accel_window::Block;
 
-use crate::arguments::{In, Objects, Opaque, Out, Ref};
+use crate::arguments::{ImageFormat, In, Objects, Opaque, Out, Ref};
 use crate::bulk::{Lies, Shape};
 use crate::codes::Code;
 use crate::connection::{Connection, Touched};
 use crate::object::{Data, Object, handle_of_made};
 use crate::pending::{self, Delivery, Left};
 use crate::transfer::three;
-use crate::{event, image, lock, queue, returned, status, stubs, transfer};
+use crate::{checks, event, image, lock, queue, returned, status, stubs, transfer};
 
 /// `CL_MEM_USE_HOST_PTR`, and `CL_MEM_COPY_HOST_PTR`, as which it crosses.
 pub(crate) const USE_HOST_PTR: u64 = 1 << 3;
@@ -61,6 +61,15 @@ enum Kind {
     },
 }
 
+/// What an image was made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Image {
+    /// Of its pixels.
+    pub(crate) format: ImageFormat,
+    /// Pixels each way, as origins and regions count them: the images of an array are the last that it has.
+    pub(crate) extent: [u64; 3],
+}
+
 /// What the client knows of a memory object.
 #[derive(Debug)]
 pub(crate) struct MemState {
@@ -68,6 +77,7 @@ pub(crate) struct MemState {
     pub(crate) flags: Option<u64>,
     /// Of a buffer.
     bytes: Option<u64>,
+    image: Option<Image>,
     /// The application's own memory, or 0.
     pub(crate) host_ptr: usize,
     /// Whether that is shared virtual memory.
@@ -80,6 +90,19 @@ impl MemState {
         Data::Mem(Self {
             flags,
             bytes,
+            image: None,
+            host_ptr,
+            uses_svm: false,
+            mapped: Mutex::default(),
+        })
+    }
+
+    /// An image.
+    pub(crate) fn of_image(flags: u64, image: Image, host_ptr: usize) -> Data {
+        Data::Mem(Self {
+            flags: Some(flags),
+            bytes: None,
+            image: Some(image),
             host_ptr,
             uses_svm: false,
             mapped: Mutex::default(),
@@ -91,6 +114,7 @@ impl MemState {
         Data::Mem(Self {
             flags,
             bytes: Some(bytes),
+            image: None,
             host_ptr,
             uses_svm: true,
             mapped: Mutex::default(),
@@ -132,6 +156,11 @@ impl MemState {
     /// How long a buffer is.
     pub(crate) fn size(&self) -> Option<u64> {
         self.bytes
+    }
+
+    /// What an image was made of.
+    pub(crate) fn image(&self) -> Option<Image> {
+        self.image
     }
 
     /// What the client answers itself.
@@ -370,6 +399,7 @@ pub(crate) extern "C" fn enqueue_map_image(
         if image_row_pitch.is_null() {
             return Err(Code::INVALID_VALUE);
         }
+        checks::image_region(memory, &origin, &region)?;
         state(memory)?.may_be_mapped(map_flags)?;
         let shape = image::shape(memory, region, 0, 0)?;
         let block = taken(connection, shape.extent().ok_or(Code::INVALID_VALUE)?)?;

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use accel_proto::{Call, Handle, List, Memory, SvmAddress, opencl as calls};
 
-use crate::arguments::{In, Objects, Opaque, Out, Ref};
+use crate::arguments::{In, Objects, Opaque, Out, Ref, list};
 use crate::bulk::Shape;
 use crate::codes::Code;
 use crate::connection::{Connection, Touched};
@@ -23,7 +23,7 @@ use crate::object::{Object, handle_of_made};
 use crate::pending::{self, Delivery, Left};
 use crate::regions::Mapped;
 use crate::transfer::{Transfer, Way, pieces};
-use crate::{event, guarded, queue, status};
+use crate::{checks, event, guarded, queue, status};
 
 /// `CL_MEM_READ_WRITE`, `CL_MEM_WRITE_ONLY`, `CL_MEM_READ_ONLY`: of coarse grain no other flag is.
 const FLAGS: u64 = 7;
@@ -45,6 +45,9 @@ const MEMFILL: u32 = 0x120b;
 const MAP: u32 = 0x120c;
 const UNMAP: u32 = 0x120d;
 const MIGRATE_MEM: u32 = 0x120e;
+
+/// `CL_MIGRATE_MEM_OBJECT_HOST` and `CL_MIGRATE_MEM_OBJECT_CONTENT_UNDEFINED`.
+const MIGRATE_FLAGS: u64 = 3;
 
 /// `pfn_free_func`: the queue, how many addresses, the addresses, and the application's data.
 type FreeFunction = extern "C" fn(Ref, u32, *mut Opaque, Opaque);
@@ -413,15 +416,15 @@ pub(crate) extern "C" fn enqueue_svm_mem_fill(
     status(|| {
         let command = Command::new(&command_queue, MEMFILL, &event_wait_list, num_events_in_wait_list)?;
         let is_known = command.queue.connection()?.regions.has(svm_ptr.addr(), size);
-        let fits = pattern_size.is_power_of_two() && size.is_multiple_of(pattern_size);
-        if size == 0 || pattern.is_null() || !is_known || !fits {
+        let pattern = pattern.list(pattern_size)?;
+        checks::pattern(pattern, pattern_size, svm_ptr.addr() as u64, size)?;
+        if size == 0 || !is_known {
             return Err(Code::INVALID_VALUE);
         }
-        let pattern = pattern.required(pattern_size)?;
         command.put_for(event, false, |event| calls::EnqueueSVMMemFill {
             command_queue: command.queue.handle(),
             svm_ptr: SvmAddress(svm_ptr.addr() as u64),
-            pattern: Some(List::new(pattern)),
+            pattern: list(pattern),
             pattern_size,
             size,
             num_events_in_wait_list,
@@ -511,6 +514,7 @@ pub(crate) extern "C" fn enqueue_svm_migrate_mem(
             .map(|pointer| SvmAddress(pointer.addr() as u64))
             .collect();
         let sizes = sizes.list(num_svm_pointers.into())?;
+        checks::bits(flags, MIGRATE_FLAGS)?;
         if pointers.is_empty() {
             return Err(Code::INVALID_VALUE);
         }

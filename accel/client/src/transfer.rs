@@ -14,7 +14,7 @@ use crate::codes::Code;
 use crate::connection::{Connection, Touched};
 use crate::object::{Object, handle_of_made};
 use crate::pending::{self, Delivery, Left, Mark};
-use crate::{event, mapping, queue, status};
+use crate::{checks, event, mapping, queue, status};
 
 /// Which way bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -176,16 +176,6 @@ pub(crate) fn may_go(memory: &Object, way: Way) -> Result<(), Code> {
     }
 }
 
-/// What a buffer's call says of the bytes in it.
-fn in_bounds(buffer: &Object, offset: u64, size: u64) -> Result<(), Code> {
-    let state = mapping::state(buffer)?;
-    let end = offset.checked_add(size).ok_or(Code::INVALID_VALUE)?;
-    match state.size() {
-        Some(length) if end > length => Err(Code::INVALID_VALUE),
-        _ => Ok(()),
-    }
-}
-
 /// Writes of no more bytes need not be waited for; of longer ones the copies take more than a wait does.
 const SHORT: u64 = 64 << 10;
 
@@ -214,7 +204,7 @@ macro_rules! buffer_transfer {
                 let queue = command_queue.object::<calls::CommandQueue>()?;
                 let memory = buffer.object::<calls::Mem>()?;
                 let waits = event::wait_list(&event_wait_list, num_events_in_wait_list)?;
-                in_bounds(memory, offset, size)?;
+                checks::in_bounds(memory, offset, size)?;
                 may_go(memory, $way)?;
                 if ptr.is_null() {
                     return Err(Code::INVALID_VALUE);
@@ -295,11 +285,10 @@ macro_rules! rect_transfer {
                 let memory = buffer.object::<calls::Mem>()?;
                 let waits = event::wait_list(&event_wait_list, num_events_in_wait_list)?;
                 let (in_buffer, in_host, region) = (three(&buffer_origin)?, three(&host_origin)?, three(&region)?);
-                if ptr.is_null() || region.contains(&0) {
+                if ptr.is_null() {
                     return Err(Code::INVALID_VALUE);
                 }
-                let there = Shape::rows(region, buffer_row_pitch, buffer_slice_pitch)?.at(in_buffer)?;
-                in_bounds(memory, 0, there.extent().unwrap_or(u64::MAX))?;
+                checks::rect_in_bounds(memory, &in_buffer, &region, buffer_row_pitch, buffer_slice_pitch)?;
                 may_go(memory, $way)?;
                 let transfer = Transfer {
                     queue,

@@ -8,9 +8,14 @@ use std::ptr;
 
 use accel_transport::Transport;
 use support::library::{Library, Ptr, Ready};
-use support::server::Server;
+use support::server::{LOCAL, Server};
 
+const MEM_COPY_OVERLAP: i32 = -8;
+const IMAGE_FORMAT_MISMATCH: i32 = -9;
+const INVALID_VALUE: i32 = -30;
 const INVALID_CONTEXT: i32 = -34;
+const INVALID_ARG_VALUE: i32 = -50;
+const INVALID_WORK_GROUP_SIZE: i32 = -54;
 const INVALID_OPERATION: i32 = -59;
 const INVALID_PROPERTY: i32 = -64;
 
@@ -22,6 +27,9 @@ const HOST_NO_ACCESS: u64 = 1 << 9;
 const MAP_READ: u64 = 1;
 const MAP_WRITE: u64 = 2;
 const MAP_WRITE_INVALIDATE_REGION: u64 = 4;
+
+/// Three numbers.
+type Three = *const usize;
 
 fn with_library(test: impl FnOnce(&Library, Ready)) {
     let server = Server::start_by(&[Transport::Bell], 8 << 20);
@@ -92,4 +100,191 @@ fn the_host_has_the_access_that_it_asked_for() {
         }
         assert_eq!(library.finish(queue), 0);
     });
+}
+
+#[test]
+fn fills_and_copies_stay_within_their_buffers() {
+    with_library(|library, Ready { context, queue, .. }| {
+        let (none, no_event) = (ptr::null(), ptr::null_mut());
+        let [one, other] = [(); 2].map(|()| library.buffer(context, READ_WRITE, 64, ptr::null_mut()));
+        let fill = |pattern: &[u8], offset, size| {
+            let fill = cl!(
+                library,
+                clEnqueueFillBuffer(Ptr, Ptr, *const u8, usize, usize, usize, u32, *const Ptr, *mut Ptr) -> i32
+            );
+            fill(
+                queue,
+                one,
+                pattern.as_ptr(),
+                pattern.len(),
+                offset,
+                size,
+                0,
+                none,
+                no_event,
+            )
+        };
+        assert_eq!(fill(&[7; 4], 60, 4), 0);
+        for (length, offset, size) in [(4, 64, 4), (4, 0, 68), (3, 0, 9), (4, 2, 4), (4, 0, 6), (0, 0, 4)] {
+            let code = fill(&[7; 4][..length], offset, size);
+            assert_eq!(code, INVALID_VALUE, "{length} {offset} {size}");
+        }
+        let copy = |from, to, (begin, end): (usize, usize), size| {
+            let copy = cl!(
+                library,
+                clEnqueueCopyBuffer(Ptr, Ptr, Ptr, usize, usize, usize, u32, *const Ptr, *mut Ptr) -> i32
+            );
+            copy(queue, from, to, begin, end, size, 0, none, no_event)
+        };
+        assert_eq!((copy(one, other, (0, 0), 64), copy(one, one, (0, 32), 32)), (0, 0));
+        assert_eq!(copy(one, other, (1, 0), 64), INVALID_VALUE);
+        assert_eq!(copy(one, other, (0, 1), 64), INVALID_VALUE);
+        assert_eq!(copy(one, one, (0, 31), 32), MEM_COPY_OVERLAP);
+        let rect = |origin: [usize; 3], region: [usize; 3], pitch| {
+            type Rect = extern "C" fn(
+                Ptr,
+                Ptr,
+                Ptr,
+                Three,
+                Three,
+                Three,
+                usize,
+                usize,
+                usize,
+                usize,
+                u32,
+                *const Ptr,
+                *mut Ptr,
+            ) -> i32;
+            // SAFETY: as of `cl`.
+            let rect = unsafe { std::mem::transmute::<Ptr, Rect>(library.address("clEnqueueCopyBufferRect")) };
+            let (from, to, region) = (origin.as_ptr(), [0; 3], region.as_ptr());
+            let to = to.as_ptr();
+            rect(
+                queue, one, other, from, to, region, pitch, 0, pitch, 0, 0, none, no_event,
+            )
+        };
+        assert_eq!(rect([0; 3], [4, 4, 4], 4), 0);
+        for (origin, region, pitch) in [
+            ([1, 0, 0], [4, 4, 4], 4),
+            ([0; 3], [4, 4, 5], 4),
+            ([0; 3], [4, 0, 4], 4),
+            ([0; 3], [4, 1, 1], 3),
+            ([usize::MAX; 3], [1; 3], 4),
+        ] {
+            assert_eq!(
+                rect(origin, region, pitch),
+                INVALID_VALUE,
+                "{origin:?} {region:?} {pitch}"
+            );
+        }
+        assert_eq!(library.finish(queue), 0, "nothing was refused by the server");
+    });
+}
+
+#[test]
+fn regions_are_within_their_images() {
+    /// `cl_image_desc`: what it is, its sizes, and what is zero here.
+    #[repr(C)]
+    struct Desc(u32, [usize; 6], [u32; 2], Ptr);
+
+    const SIZES: [usize; 6] = [8, 4, 2, 3, 0, 0];
+    with_library(|library, Ready { context, queue, .. }| {
+        let (none, no_event) = (ptr::null(), ptr::null_mut());
+        let image = |kind: u32, data_type: u32| {
+            let create = cl!(
+                library,
+                clCreateImage(Ptr, u64, *const [u32; 2], *const Desc, *const u8, *mut i32) -> Ptr
+            );
+            let (format, desc) = ([0x10b5, data_type], Desc(kind, SIZES, [0; 2], ptr::null()));
+            let mut code = 1;
+            let image = create(
+                context,
+                READ_WRITE,
+                &raw const format,
+                &raw const desc,
+                ptr::null(),
+                &raw mut code,
+            );
+            assert_eq!(code, 0);
+            image
+        };
+        let fill = |image, color: *const u32, origin: [usize; 3], region: [usize; 3]| {
+            let fill = cl!(
+                library,
+                clEnqueueFillImage(Ptr, Ptr, *const u32, *const usize, *const usize, u32, *const Ptr, *mut Ptr) -> i32
+            );
+            fill(queue, image, color, origin.as_ptr(), region.as_ptr(), 0, none, no_event)
+        };
+        let color = [0_u32; 4].as_ptr();
+        // One dimension, two, three; arrays of one, of two.
+        for (kind, extent) in [
+            (0x10f4, [8, 1, 1]),
+            (0x10f1, [8, 4, 1]),
+            (0x10f2, [8, 4, 2]),
+            (0x10f5, [8, 3, 1]),
+            (0x10f3, [8, 4, 3]),
+        ] {
+            let image = image(kind, 0x10da);
+            assert_eq!(fill(image, color, [0; 3], extent), 0, "{kind:#x}");
+            assert_eq!(fill(image, ptr::null(), [0; 3], extent), INVALID_VALUE);
+            for index in 0..3 {
+                let (mut origin, mut longer, mut none) = ([0; 3], extent, extent);
+                (origin[index], longer[index], none[index]) = (1, extent[index] + 1, 0);
+                for (origin, region) in [(origin, extent), ([0; 3], longer), ([0; 3], none)] {
+                    let code = fill(image, color, origin, region);
+                    assert_eq!(code, INVALID_VALUE, "{kind:#x} {origin:?} {region:?}");
+                }
+            }
+        }
+        let copy = cl!(
+            library,
+            clEnqueueCopyImage(Ptr, Ptr, Ptr, Three, Three, Three, u32, *const Ptr, *mut Ptr) -> i32
+        );
+        let [one, other, floats] = [0x10da, 0x10da, 0x10de].map(|data_type| image(0x10f1, data_type));
+        let (begin, all) = ([0_usize; 3], [8_usize, 4, 1]);
+        let (begin, all) = (begin.as_ptr(), all.as_ptr());
+        assert_eq!(copy(queue, one, other, begin, begin, all, 0, none, no_event), 0);
+        let code = copy(queue, one, floats, begin, begin, all, 0, none, no_event);
+        assert_eq!(code, IMAGE_FORMAT_MISMATCH);
+        assert_eq!(library.finish(queue), 0, "nothing was refused by the server");
+    });
+}
+
+#[test]
+fn arguments_and_launches_are_waited_for_as_long_as_they_are_new() {
+    let server = Server::start_by(&[Transport::Bell], 8 << 20);
+    let mut library = Library::open(&server.socket);
+    let Ready { context, queue, .. } = library.ready();
+    let kernel = library.kernel(context);
+    let buffer = library.buffer(context, READ_WRITE, 16, ptr::null_mut());
+    let object = (buffer as usize).to_ne_bytes();
+    assert_eq!(library.set(kernel, 1, &object), INVALID_ARG_VALUE);
+    assert_eq!((library.set(kernel, 0, &object), library.set(kernel, 1, &[1])), (0, 0));
+    let launch = |local, event| library.launch((queue, kernel), 1, local, event);
+    let (largest, mut event) = (usize::try_from(LOCAL).unwrap(), ptr::null());
+    for _ in 0..2 {
+        assert_eq!(launch(Some(largest + 1), &raw mut event), INVALID_WORK_GROUP_SIZE);
+        assert!(event.is_null());
+    }
+    assert_eq!(
+        (launch(None, ptr::null_mut()), launch(Some(largest), &raw mut event)),
+        (0, 0)
+    );
+    assert!(!event.is_null());
+    // What is known by now nobody waits for.
+    server.pause(std::time::Duration::from_millis(200));
+    let begun = std::time::Instant::now();
+    for number in 2..10 {
+        assert_eq!(
+            (
+                library.set(kernel, 1, &[number]),
+                launch(Some(largest), ptr::null_mut())
+            ),
+            (0, 0)
+        );
+    }
+    assert!(begun.elapsed().as_millis() < 200, "{:?}", begun.elapsed());
+    server.pause(std::time::Duration::ZERO);
+    assert_eq!(library.finish(queue), 0, "nothing was refused later");
 }

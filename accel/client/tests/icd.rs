@@ -3,7 +3,6 @@
 
 mod support;
 
-use std::ffi::c_char;
 use std::ptr;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -128,82 +127,31 @@ fn platforms_and_devices_are_found_and_answers_are_asked_for_once(ways: &[Transp
     assert_eq!(query(device, 0x102b, 2, small.as_mut_ptr(), ptr::null_mut()), -30);
 }
 
-/// A program with a kernel, whose arguments are a buffer and a number.
-fn kernel(library: &Library, context: Ptr) -> Ptr {
-    let create = cl!(
-        library,
-        clCreateProgramWithSource(Ptr, u32, *const *const c_char, *const usize, *mut i32) -> Ptr
-    );
-    let mut code = 1;
-    let sources = [c"kernel void add".as_ptr(), c"(global uchar *x, uchar y) {}".as_ptr()];
-    let program = create(context, 2, sources.as_ptr(), ptr::null(), &raw mut code);
-    assert_eq!(code, 0);
-    let build = cl!(
-        library,
-        clBuildProgram(Ptr, u32, *const Ptr, *const c_char, Ptr, Ptr) -> i32
-    );
-    assert_eq!(
-        build(program, 0, ptr::null(), c"-DN=4".as_ptr(), ptr::null(), ptr::null()),
-        0
-    );
-    let create = cl!(library, clCreateKernel(Ptr, *const c_char, *mut i32) -> Ptr);
-    let kernel = create(program, c"add".as_ptr(), &raw mut code);
-    assert_eq!(code, 0);
-    assert_eq!(cl!(library, clReleaseProgram(Ptr) -> i32)(program), 0);
-    // The kernel keeps it.
-    assert_eq!(
-        info!(library, clGetKernelInfo, kernel, 0x1194).unwrap(),
-        (program as usize).to_ne_bytes()
-    );
-    kernel
-}
-
 type Map = extern "C" fn(Ptr, Ptr, u32, u64, usize, usize, u32, *const Ptr, *mut Ptr, *mut i32) -> *mut u8;
-
-type Launch = extern "C" fn(Ptr, Ptr, u32, *const usize, *const usize, *const usize, u32, *const Ptr, *mut Ptr) -> i32;
-
-fn launch(library: &Library, queue: Ptr, kernel: Ptr, dimensions: u32, waits_for: &[Ptr]) -> i32 {
-    // SAFETY: the table's entry has this type.
-    let launch = unsafe { std::mem::transmute::<Ptr, Launch>(library.address("clEnqueueNDRangeKernel")) };
-    let size = [16_usize, 1, 1];
-    let list = if waits_for.is_empty() {
-        ptr::null()
-    } else {
-        waits_for.as_ptr()
-    };
-    let count = u32::try_from(waits_for.len()).unwrap();
-    launch(
-        queue,
-        kernel,
-        dimensions,
-        ptr::null(),
-        size.as_ptr(),
-        ptr::null(),
-        count,
-        list,
-        ptr::null_mut(),
-    )
-}
 
 fn data_goes_through_a_kernel_and_comes_back(ways: &[Transport]) {
     let server = Server::start_by(ways, ARENA);
     let mut library = Library::open(&server.socket);
     let Ready { context, queue, .. } = library.ready();
     let buffer = library.buffer(context, 1, 16, ptr::null_mut());
-    let kernel = kernel(&library, context);
-    assert_eq!(launch(&library, queue, kernel, 1, &[]), -52, "arguments are not set");
-    let set = cl!(library, clSetKernelArg(Ptr, u32, usize, *const u8) -> i32);
-    assert_eq!(set(kernel, 0, 8, (&raw const buffer).cast()), 0);
-    assert_eq!(set(kernel, 1, 1, [3_u8].as_ptr()), 0);
-    assert_eq!(set(kernel, 2, 1, [3_u8].as_ptr()), -49);
+    let kernel = library.kernel(context);
+    // The kernel keeps it.
+    assert_eq!(info!(library, clGetKernelInfo, kernel, 0x1194).unwrap().len(), 8);
+    let launch = |dimensions| library.launch((queue, kernel), dimensions, None, ptr::null_mut());
+    assert_eq!(launch(1), -52, "arguments are not set");
+    let set = |index, bytes: &[u8]| library.set(kernel, index, bytes);
+    let object = (buffer as usize).to_ne_bytes();
+    assert_eq!(set(0, &object), 0);
+    assert_eq!(set(1, &[3]), 0);
+    assert_eq!(set(2, &[3]), -49);
     // NULL where a buffer can be is a buffer of NULL, and no number.
-    assert_eq!(set(kernel, 0, 8, [0_u8; 8].as_ptr()), 0);
-    assert_eq!(set(kernel, 0, 8, (&raw const buffer).cast()), 0);
-    assert_eq!(set(kernel, 1, 1, [3_u8].as_ptr()), 0);
-    assert_eq!(launch(&library, queue, kernel, 4, &[]), -53);
+    assert_eq!(set(0, &[0; 8]), 0);
+    assert_eq!(set(0, &object), 0);
+    assert_eq!(set(1, &[3]), 0);
+    assert_eq!(launch(4), -53);
     assert_eq!(library.write(queue, buffer, false, &[10; 16]), 0);
     for dimensions in 1..=3 {
-        assert_eq!(launch(&library, queue, kernel, dimensions, &[]), 0);
+        assert_eq!(launch(dimensions), 0);
     }
     let mut bytes = [0; 16];
     assert_eq!(library.read(queue, buffer, false, &mut bytes), 0);
@@ -393,7 +341,7 @@ fn objects_are_released_when_nothing_needs_them_and_names_come_back(ways: &[Tran
         );
         assert_eq!((release(buffer), release(buffer)), (0, 0));
     }
-    let kernel = kernel(&library, context);
+    let kernel = library.kernel(context);
     assert_eq!(library.finish(queue), 0);
     assert_eq!((server.objects("cl_mem"), server.objects("cl_program")), (0, 1));
     // The context's last reference is given up before what was made in it is.

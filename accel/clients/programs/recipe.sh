@@ -2,7 +2,7 @@
 # Recipe `accel-clients`: unmodified programs that use OpenCL, and oclgrind, which is an OpenCL driver by itself.
 #
 #   recipe.sh OUT_DIR      fills OUT_DIR with
-#       root/              Debian packages, unpacked and not installed
+#       root/              Debian packages, unpacked and not installed; of piglit, which has 2 GB, its programs for OpenCL
 #       hashcat/           hashcat with its kernels and modules beside it, where it looks for them
 #       python/            a virtual environment with PyOpenCL, of the versions in requirements.txt
 #       pyopencl/          PyOpenCL's own test files, from its source archive
@@ -14,7 +14,8 @@ set -eu
 out=${1:?usage: recipe.sh OUT_DIR}
 here=$(cd "$(dirname "$0")" && pwd)
 packages='clpeak hashcat hashcat-data libminizip1 libxxhash0 clblast-tests libclblast1 libblas3 hcxkeys
-    clfft-client libclfft2 libboost-program-options1.74.0 oclgrind liboclgrind-21.10 libllvm14'
+    clfft-client libclfft2 libboost-program-options1.74.0 oclgrind liboclgrind-21.10 libllvm14
+    piglit libegl1 libglvnd0'
 
 say() { printf '%s\n' "$*"; }
 fail() { printf 'accel-clients recipe: %s\n' "$*" >&2; exit 1; }
@@ -35,13 +36,19 @@ apt-get download -q -o APT::Sandbox::User=root $packages || {
     apt-get update -qq
     apt-get download -q -o APT::Sandbox::User=root $packages
 }
-for package in *.deb; do
-    dpkg-deb --extract "$package" "$out/root"
-done
-
 libraries=$out/root/usr/lib/x86_64-linux-gnu
-for program in clpeak hashcat clblast_test_xaxpy wlangenpmkocl clFFT-client oclgrind-kernel; do
-    lacks=$(LD_LIBRARY_PATH=$libraries:$libraries/blas ldd "$out/root/usr/bin/$program" | grep 'not found' || true)
+mkdir -p "$out/root"
+for package in *.deb; do
+    case $package in
+    piglit_*) dpkg-deb --fsys-tarfile "$package" |
+        tar -C "$out/root" -x --wildcards './usr/lib/*/piglit/bin/cl-*' './usr/lib/*/piglit/lib/*' ;;
+    *) dpkg-deb --extract "$package" "$out/root" ;;
+    esac
+done
+bin=$out/root/usr/bin
+for program in "$bin/clpeak" "$bin/hashcat" "$bin/clblast_test_xaxpy" "$bin/wlangenpmkocl" "$bin/clFFT-client" \
+    "$bin/oclgrind-kernel" "$libraries/piglit/bin/cl-api-set-kernel-arg"; do
+    lacks=$(LD_LIBRARY_PATH=$libraries:$libraries/blas:$libraries/piglit/lib ldd "$program" | grep 'not found' || true)
     [ -z "$lacks" ] || fail "$program lacks libraries: $lacks; add their packages to this recipe"
 done
 

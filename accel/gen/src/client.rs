@@ -69,7 +69,7 @@ fn head(api: &Api, group: &str, body: &str) -> String {
             "crate::object",
             &["Data", "Object", "Typed", "handle_of", "handle_of_made"],
         ),
-        ("crate", &["event", "kernel", "returned", "status"]),
+        ("crate", &["checks", "event", "kernel", "returned", "status"]),
     ] {
         let used: Vec<&str> = all.iter().copied().filter(|name| is_used(name, body)).collect();
         if !used.is_empty() {
@@ -83,7 +83,7 @@ fn head(api: &Api, group: &str, body: &str) -> String {
 /// Whether a body names an import; some are names of parameters, too.
 fn is_used(name: &str, body: &str) -> bool {
     match name {
-        "event" | "kernel" => body.contains(&format!("{name}::")),
+        "checks" | "event" | "kernel" => body.contains(&format!("{name}::")),
         "returned" => body.contains("returned(errcode_ret"),
         "status" => body.contains("status(||"),
         "list" => body.contains("list("),
@@ -434,15 +434,38 @@ impl Stub<'_> {
                 parameter: optional.join(", "),
             });
         }
+        for check in &self.command.checks {
+            let arguments: Vec<_> = check.arguments.iter().map(|name| self.checked(name)).collect();
+            _ = writeln!(body, "checks::{}({})?;", check.name, arguments.join(", "));
+        }
         self.call(&mut body, &objects, lists)?;
         Ok(body)
+    }
+
+    /// What a check looks at, once its parameter was looked at.
+    fn checked(&self, argument: &str) -> String {
+        let param = self.params().find(|param| param.name == argument);
+        match param.map(|param| &param.kind) {
+            Some(Kind::Handles { .. }) => format!("{argument}.list().as_ref()"),
+            _ => argument.to_owned(),
+        }
     }
 
     fn call(&self, body: &mut String, objects: &[String], mut lists: Vec<String>) -> Result<(), GenError> {
         let first = objects.first().cloned().unwrap_or_default();
         let queue = matches!(&self.command.flow, Flow::Async { queue: Some(_), .. });
-        if queue && objects.iter().any(|name| name == "kernel") {
-            body.push_str("kernel::is_ready(kernel)?;\n");
+        let launches = queue && objects.iter().any(|name| name == "kernel");
+        if launches {
+            let sizes = ["global_work_size", "local_work_size"].map(|name| {
+                self.params()
+                    .find(|param| param.name == name)
+                    .map_or("None", |param| &param.name)
+            });
+            _ = writeln!(
+                body,
+                "let launch = kernel::Launch::of(kernel, {first}, {}, {})?;",
+                sizes[0], sizes[1]
+            );
         }
         _ = writeln!(body, "let connection = {first}.connection()?;");
         let event = self
@@ -495,7 +518,9 @@ impl Stub<'_> {
             "let (objects, lists) = ([{parents}], [{}]);\nlet touched = Touched::new(&objects, &lists);",
             lists.join(", ")
         );
-        if let Flow::Async { .. } = self.command.flow {
+        if launches {
+            _ = writeln!(body, "let call = {fields};\nlaunch.put(connection, &call, &touched)?;");
+        } else if let Flow::Async { .. } = self.command.flow {
             _ = writeln!(body, "connection.send(&{fields}, &touched)?;");
         } else {
             let argument = if layout.call.iter().any(|field| field.name == "reply") {

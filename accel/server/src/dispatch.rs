@@ -11,6 +11,7 @@ use accel_proto::{Arguments, Call, Effect, Limits, List, MESSAGE, Object, Reader
 use crate::api::Code;
 pub(crate) use crate::generated::carry_out;
 use crate::generated::{queue_of, work_of};
+use crate::objects::Held;
 use crate::session::{Client, Session};
 
 /// One line for each call: its name, and the function that carries it out.
@@ -192,19 +193,18 @@ fn read_message<'m>(client: &Client, span: Span, message: &'m mut [u8]) -> Resul
 /// Has a call carried out, with what its queue has kept.
 fn run(session: &mut Session<'_>, call: &AnyCall<'_>, waits: bool) {
     let queue = queue_of(call).and_then(|name| session.queue(name));
-    let mut outcome = metered(session, call);
-    if outcome.is_ok() {
-        crate::saved::log(session, call);
-    }
-    if let Err(code) = outcome {
-        session.client.tenant.counters.failed(code);
-    }
-    if waits {
-        if let Some(queue) = &queue {
-            // What nobody has heard of yet comes first: it was before, and may be the cause.
-            outcome = queue.take_failure().and(outcome);
-        }
-    } else if let Err(code) = outcome {
+    let told = |queue: &Held| queue.take_failure();
+    // What nobody has heard of yet comes first: it was before, and may be the cause. The command that tells it is not carried out, so that
+    // whoever hears of an error has put nothing; but for the one that is there to wait.
+    let is_there_to_wait = matches!(call, AnyCall::Finish(_));
+    let before = match &queue {
+        Some(queue) if waits && !is_there_to_wait => told(queue),
+        _ => Ok(()),
+    };
+    let mut outcome = before.and_then(|()| carried_out(session, call));
+    if waits && is_there_to_wait {
+        outcome = queue.as_ref().map_or(Ok(()), told).and(outcome);
+    } else if let (false, Err(code)) = (waits, outcome) {
         keep(session, call, code);
     }
     match outcome {
@@ -212,6 +212,16 @@ fn run(session: &mut Session<'_>, call: &AnyCall<'_>, waits: bool) {
         Ok(()) => {}
         Err(Code(status)) => session.encode(|writer| call.failed(status).write(writer)),
     }
+}
+
+/// Has a call carried out, kept if snapshots need it, and counted if it fails.
+fn carried_out(session: &mut Session<'_>, call: &AnyCall<'_>) -> Result<(), Code> {
+    let outcome = metered(session, call);
+    match outcome {
+        Ok(()) => crate::saved::log(session, call),
+        Err(code) => session.client.tenant.counters.failed(code),
+    }
+    outcome
 }
 
 /// Has a call carried out, when the device may have it.

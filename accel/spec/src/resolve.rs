@@ -27,6 +27,18 @@ const CHECKS: &[(&str, usize)] = &[
     ("mapped", 2),
     // Kernel, index, size, value: what the kernel's argument takes.
     ("kernel_argument", 4),
+    // A list that is not NULL.
+    ("there", 1),
+    // A number, and all bits that it can have.
+    ("bits", 2),
+    // A pattern, its size, and the offset and the size of what it fills.
+    ("pattern", 4),
+    // Two buffers, each with an offset, and a size: the parts do not overlap.
+    ("apart", 5),
+    // Two images whose pixels have one format.
+    ("same_format", 2),
+    // Image, region, buffer, offset: the region's pixels are within the buffer's bytes.
+    ("pixels_in_bounds", 4),
 ];
 
 /// A file of annotations.
@@ -498,8 +510,7 @@ impl Resolver<'_> {
                 return Err(self.place.wrong("", message));
             };
             for argument in &arguments {
-                // A pitch that does not exist is zero.
-                if argument != "0" {
+                if argument.parse::<u64>().is_err() {
                     self.named(resolved, argument)?;
                 }
             }

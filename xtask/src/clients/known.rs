@@ -53,6 +53,13 @@ pub(super) const CLIENTS: &[Client] = &[
         run: hcxkeys,
     },
     Client {
+        name: "piglit",
+        about: "piglit's tests of the API, most of which look for the codes of wrong arguments",
+        quick: true,
+        cannot: Some(("oclgrind", "it does not outlive arguments that are wrong")),
+        run: piglit,
+    },
+    Client {
         name: "clpeak",
         about: "bandwidth, arithmetic, latency: that each is measured",
         quick: false,
@@ -97,6 +104,17 @@ const FILES: &[&str] = &[
 /// of them. For pytest's `-k`.
 const TOO_SLOW: &str =
     "not scan and not copy_if and not partition and not unique and not index and not sort and not builder";
+
+/// How piglit's programs are named that are tests by themselves.
+const PIGLIT: [&str; 4] = [
+    "cl-api-",
+    "cl-custom-",
+    "cl-program-max-work-item-sizes",
+    "cl-program-predefined-macros",
+];
+
+/// The one of them with which PoCL ends the process, as it makes a queue on the device.
+const ABORTS: &str = "cl-api-create-command-queue";
 
 /// How each command ended is a result, too.
 fn note_end(results: &mut Results, of: &str, how: &str) {
@@ -160,6 +178,26 @@ fn pyopencl(side: &mut Side, extent: Extent) -> Result<Results> {
             .with_context(|| format!("pytest wrote no results of {}; the step's log says why", test.display()))?;
         all.append(&mut results::pytest(&text));
         note_end(&mut all, file, &ended.how);
+    }
+    Ok(all)
+}
+
+fn piglit(side: &mut Side, _: Extent) -> Result<Results> {
+    let seconds = 120;
+    let directory = side.places.libraries().join("piglit/bin");
+    let read = fs::read_dir(&directory).with_context(|| format!("cannot read {}", directory.display()))?;
+    let names = read.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
+    let mut names = names.collect::<Result<Vec<_>>>()?;
+    names.retain(|name| PIGLIT.iter().any(|begin| name.starts_with(begin)) && name != ABORTS);
+    names.sort();
+    let mut all = Results::new();
+    for name in names {
+        let mut command = side.command(&directory.join(&name).to_string_lossy(), seconds);
+        // Where it would look for scripts of tests; these programs have none.
+        command.env("PIGLIT_SOURCE_DIR", &side.directory);
+        let ended = side.run(&mut command, seconds)?;
+        all.append(&mut results::piglit(&name, &ended.out)?);
+        note_end(&mut all, &name, &ended.how);
     }
     Ok(all)
 }

@@ -5,6 +5,9 @@
 
 use std::collections::BTreeMap;
 
+use anyhow::{Context as _, Result, bail};
+use serde_json::{Map, Value};
+
 /// By name, such as a test's or a property's.
 pub(super) type Results = BTreeMap<String, String>;
 
@@ -86,6 +89,31 @@ fn without_device(test: &str) -> String {
         Some((_, after)) => format!("{before}context{after}"),
         None => test.to_owned(),
     }
+}
+
+/// `piglit`: lines of `PIGLIT: ` and an object, which has the program's result or those of parts of it.
+pub(super) fn piglit(program: &str, lines: &[String]) -> Result<Results> {
+    let mut results = Results::new();
+    for line in lines {
+        let Some(text) = line.strip_prefix("PIGLIT:") else {
+            continue;
+        };
+        let told: Map<String, Value> =
+            serde_json::from_str(text).with_context(|| format!("{program} says what is no JSON: {text}"))?;
+        for (what, value) in told {
+            match (what.as_str(), value) {
+                ("result", Value::String(outcome)) => add(&mut results, program, &outcome),
+                ("subtest", Value::Object(parts)) => {
+                    for (part, outcome) in parts {
+                        let outcome = outcome.as_str().unwrap_or_default();
+                        add(&mut results, &format!("{program}: {part}"), outcome);
+                    }
+                }
+                (what, value) => bail!("{program} says {what}: {value}, which is no result"),
+            }
+        }
+    }
+    Ok(results)
 }
 
 /// `hashcat`: the lines of its status that do not depend on time, and what it found.
@@ -194,6 +222,15 @@ mod tests {
     #[test]
     fn a_failure_while_cleaning_up_counts() {
         assert_eq!(pytest("begun t\npassed t\nfailed t\n")["t"], "failed");
+    }
+
+    #[test]
+    fn piglits_programs_have_results_and_parts() {
+        let text = "noise\nPIGLIT: {\"subtest\": {\"Input checks\" : \"fail\"}}\nPIGLIT: {\"result\": \"pass\" }\n";
+        let results = piglit("p", &lines(text)).unwrap();
+        assert_eq!((&*results["p"], &*results["p: Input checks"]), ("pass", "fail"));
+        assert!(piglit("p", &lines("PIGLIT: {")).is_err());
+        assert!(piglit("p", &lines("PIGLIT: {\"pid\": 7}")).is_err());
     }
 
     #[test]

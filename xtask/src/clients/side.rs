@@ -89,10 +89,16 @@ impl Places {
         }
     }
 
+    /// The unpacked libraries.
+    pub(super) fn libraries(&self) -> PathBuf {
+        self.artefact.join("root/usr/lib/x86_64-linux-gnu")
+    }
+
     /// A program with the unpacked libraries, whose loader finds these drivers alone.
     fn program(&self, program: impl AsRef<OsStr>, vendors: &Path) -> Command {
-        let libraries = self.artefact.join("root/usr/lib/x86_64-linux-gnu");
-        let libraries = format!("{}:{}", libraries.display(), libraries.join("blas").display());
+        let libraries = self.libraries();
+        let libraries = ["", "blas", "piglit/lib"].map(|part| libraries.join(part).display().to_string());
+        let libraries = libraries.join(":");
         let mut command = Command::new(program);
         command
             .env("LD_LIBRARY_PATH", libraries)

@@ -68,13 +68,15 @@ pub(crate) extern "C" fn set_user_event_status(event: Ref, execution_status: i32
         let connection = event.connection()?;
         let (objects, lists) = ([event], []);
         let touched = Touched::new(&objects, &lists);
-        connection.send(
-            &calls::SetUserEventStatus {
+        let (call, answer) = connection.call(
+            |_| calls::SetUserEventStatus {
                 event: event.handle(),
                 execution_status,
             },
             &touched,
+            false,
         )?;
+        answer.success(&call)?;
         Ok(())
     })
 }

@@ -8,7 +8,7 @@ use accel_proto::opencl as calls;
 use crate::arguments::{In, Out, Ref, list};
 use crate::connection::Touched;
 use crate::object::{Object, handle_of_made};
-use crate::{event, status};
+use crate::{checks, event, status};
 
 /// `clEnqueueCopyImage`.
 #[allow(clippy::too_many_arguments, reason = "the API's own")]
@@ -31,6 +31,9 @@ pub(crate) extern "C" fn enqueue_copy_image(
         let dst_origin = dst_origin.required(3)?;
         let region = region.required(3)?;
         let event_wait_list = event::wait_list(&event_wait_list, num_events_in_wait_list)?;
+        checks::image_region(src_image, src_origin, region)?;
+        checks::image_region(dst_image, dst_origin, region)?;
+        checks::same_format(src_image, dst_image)?;
         let connection = command_queue.connection()?;
         let told = event::wanted(connection, command_queue, event)?;
         let made: Vec<&Object> = told.iter().map(AsRef::as_ref).collect();
@@ -78,6 +81,8 @@ pub(crate) extern "C" fn enqueue_copy_image_to_buffer(
         let src_origin = src_origin.required(3)?;
         let region = region.required(3)?;
         let event_wait_list = event::wait_list(&event_wait_list, num_events_in_wait_list)?;
+        checks::image_region(src_image, src_origin, region)?;
+        checks::pixels_in_bounds(src_image, region, dst_buffer, dst_offset)?;
         let connection = command_queue.connection()?;
         let told = event::wanted(connection, command_queue, event)?;
         let made: Vec<&Object> = told.iter().map(AsRef::as_ref).collect();
@@ -125,6 +130,8 @@ pub(crate) extern "C" fn enqueue_copy_buffer_to_image(
         let dst_origin = dst_origin.required(3)?;
         let region = region.required(3)?;
         let event_wait_list = event::wait_list(&event_wait_list, num_events_in_wait_list)?;
+        checks::image_region(dst_image, dst_origin, region)?;
+        checks::pixels_in_bounds(dst_image, region, src_buffer, src_offset)?;
         let connection = command_queue.connection()?;
         let told = event::wanted(connection, command_queue, event)?;
         let made: Vec<&Object> = told.iter().map(AsRef::as_ref).collect();
@@ -171,6 +178,8 @@ pub(crate) extern "C" fn enqueue_fill_image(
         let origin = origin.required(3)?;
         let region = region.required(3)?;
         let event_wait_list = event::wait_list(&event_wait_list, num_events_in_wait_list)?;
+        checks::there(fill_color)?;
+        checks::image_region(image, origin, region)?;
         let connection = command_queue.connection()?;
         let told = event::wanted(connection, command_queue, event)?;
         let made: Vec<&Object> = told.iter().map(AsRef::as_ref).collect();

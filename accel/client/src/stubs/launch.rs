@@ -8,7 +8,7 @@ use crate::arguments::{In, Out, Ref, list};
 use crate::codes::Code;
 use crate::connection::Touched;
 use crate::object::{Object, Typed, handle_of_made};
-use crate::{event, kernel, status};
+use crate::{checks, event, kernel, status};
 
 /// `clEnqueueNDRangeKernel`.
 #[allow(clippy::too_many_arguments, reason = "the API's own")]
@@ -33,7 +33,7 @@ pub(crate) extern "C" fn enqueue_nd_range_kernel(
         let global_work_size = global_work_size.list(u64::from(work_dim))?;
         let local_work_size = local_work_size.list(u64::from(work_dim))?;
         let event_wait_list = event::wait_list(&event_wait_list, num_events_in_wait_list)?;
-        kernel::is_ready(kernel)?;
+        let launch = kernel::Launch::of(kernel, command_queue, global_work_size, local_work_size)?;
         let connection = command_queue.connection()?;
         let told = event::wanted(connection, command_queue, event)?;
         let made: Vec<&Object> = told.iter().map(AsRef::as_ref).collect();
@@ -42,20 +42,18 @@ pub(crate) extern "C" fn enqueue_nd_range_kernel(
             [event_wait_list.objects.as_slice(), made.as_slice()],
         );
         let touched = Touched::new(&objects, &lists);
-        connection.send(
-            &calls::EnqueueNDRangeKernel {
-                command_queue: command_queue.handle(),
-                kernel: kernel.handle(),
-                work_dim,
-                global_work_offset: list(global_work_offset),
-                global_work_size: list(global_work_size),
-                local_work_size: list(local_work_size),
-                num_events_in_wait_list,
-                event_wait_list: event_wait_list.list(),
-                event: handle_of_made(told.as_ref()),
-            },
-            &touched,
-        )?;
+        let call = calls::EnqueueNDRangeKernel {
+            command_queue: command_queue.handle(),
+            kernel: kernel.handle(),
+            work_dim,
+            global_work_offset: list(global_work_offset),
+            global_work_size: list(global_work_size),
+            local_work_size: list(local_work_size),
+            num_events_in_wait_list,
+            event_wait_list: event_wait_list.list(),
+            event: handle_of_made(told.as_ref()),
+        };
+        launch.put(connection, &call, &touched)?;
         event::give(told, event);
         Ok(())
     })
@@ -132,7 +130,7 @@ pub(crate) extern "C" fn enqueue_task(
         let command_queue = command_queue.object::<calls::CommandQueue>()?;
         let kernel = kernel.object::<calls::Kernel>()?;
         let event_wait_list = event::wait_list(&event_wait_list, num_events_in_wait_list)?;
-        kernel::is_ready(kernel)?;
+        let launch = kernel::Launch::of(kernel, command_queue, None, None)?;
         let connection = command_queue.connection()?;
         let told = event::wanted(connection, command_queue, event)?;
         let made: Vec<&Object> = told.iter().map(AsRef::as_ref).collect();
@@ -141,16 +139,14 @@ pub(crate) extern "C" fn enqueue_task(
             [event_wait_list.objects.as_slice(), made.as_slice()],
         );
         let touched = Touched::new(&objects, &lists);
-        connection.send(
-            &calls::EnqueueTask {
-                command_queue: command_queue.handle(),
-                kernel: kernel.handle(),
-                num_events_in_wait_list,
-                event_wait_list: event_wait_list.list(),
-                event: handle_of_made(told.as_ref()),
-            },
-            &touched,
-        )?;
+        let call = calls::EnqueueTask {
+            command_queue: command_queue.handle(),
+            kernel: kernel.handle(),
+            num_events_in_wait_list,
+            event_wait_list: event_wait_list.list(),
+            event: handle_of_made(told.as_ref()),
+        };
+        launch.put(connection, &call, &touched)?;
         event::give(told, event);
         Ok(())
     })
@@ -171,6 +167,8 @@ pub(crate) extern "C" fn enqueue_migrate_mem_objects(
         let mem_objects =
             mem_objects.objects::<calls::Mem>(num_mem_objects, Code::INVALID_VALUE, <calls::Mem as Typed>::INVALID)?;
         let event_wait_list = event::wait_list(&event_wait_list, num_events_in_wait_list)?;
+        checks::there(mem_objects.list().as_ref())?;
+        checks::bits(flags, 3)?;
         let connection = command_queue.connection()?;
         let told = event::wanted(connection, command_queue, event)?;
         let made: Vec<&Object> = told.iter().map(AsRef::as_ref).collect();

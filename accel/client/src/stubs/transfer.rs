@@ -8,7 +8,7 @@ use accel_proto::opencl as calls;
 use crate::arguments::{In, Out, Ref, list};
 use crate::connection::Touched;
 use crate::object::{Object, handle_of_made};
-use crate::{event, status};
+use crate::{checks, event, status};
 
 /// `clEnqueueCopyBuffer`.
 #[allow(clippy::too_many_arguments, reason = "the API's own")]
@@ -28,6 +28,9 @@ pub(crate) extern "C" fn enqueue_copy_buffer(
         let src_buffer = src_buffer.object::<calls::Mem>()?;
         let dst_buffer = dst_buffer.object::<calls::Mem>()?;
         let event_wait_list = event::wait_list(&event_wait_list, num_events_in_wait_list)?;
+        checks::in_bounds(src_buffer, src_offset, size)?;
+        checks::in_bounds(dst_buffer, dst_offset, size)?;
+        checks::apart(src_buffer, src_offset, dst_buffer, dst_offset, size)?;
         let connection = command_queue.connection()?;
         let told = event::wanted(connection, command_queue, event)?;
         let made: Vec<&Object> = told.iter().map(AsRef::as_ref).collect();
@@ -80,6 +83,8 @@ pub(crate) extern "C" fn enqueue_copy_buffer_rect(
         let dst_origin = dst_origin.required(3)?;
         let region = region.required(3)?;
         let event_wait_list = event::wait_list(&event_wait_list, num_events_in_wait_list)?;
+        checks::rect_in_bounds(src_buffer, src_origin, region, src_row_pitch, src_slice_pitch)?;
+        checks::rect_in_bounds(dst_buffer, dst_origin, region, dst_row_pitch, dst_slice_pitch)?;
         let connection = command_queue.connection()?;
         let told = event::wanted(connection, command_queue, event)?;
         let made: Vec<&Object> = told.iter().map(AsRef::as_ref).collect();
@@ -129,6 +134,8 @@ pub(crate) extern "C" fn enqueue_fill_buffer(
         let buffer = buffer.object::<calls::Mem>()?;
         let pattern = pattern.list(pattern_size)?;
         let event_wait_list = event::wait_list(&event_wait_list, num_events_in_wait_list)?;
+        checks::pattern(pattern, pattern_size, offset, size)?;
+        checks::in_bounds(buffer, offset, size)?;
         let connection = command_queue.connection()?;
         let told = event::wanted(connection, command_queue, event)?;
         let made: Vec<&Object> = told.iter().map(AsRef::as_ref).collect();

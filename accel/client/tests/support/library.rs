@@ -209,6 +209,56 @@ impl Library {
         cl!(self, clFinish(Ptr) -> i32)(queue)
     }
 
+    /// A program's kernel, whose arguments are a buffer and a number.
+    pub(crate) fn kernel(&self, context: Ptr) -> Ptr {
+        let create = cl!(
+            self,
+            clCreateProgramWithSource(Ptr, u32, *const *const c_char, *const usize, *mut i32) -> Ptr
+        );
+        let mut code = 1;
+        let sources = [c"kernel void add".as_ptr(), c"(global uchar *x, uchar y) {}".as_ptr()];
+        let program = create(context, 2, sources.as_ptr(), ptr::null(), &raw mut code);
+        assert_eq!(code, 0);
+        let build = cl!(
+            self,
+            clBuildProgram(Ptr, u32, *const Ptr, *const c_char, Ptr, Ptr) -> i32
+        );
+        let options = c"-DN=4".as_ptr();
+        assert_eq!(build(program, 0, ptr::null(), options, ptr::null(), ptr::null()), 0);
+        let create = cl!(self, clCreateKernel(Ptr, *const c_char, *mut i32) -> Ptr);
+        let kernel = create(program, c"add".as_ptr(), &raw mut code);
+        assert_eq!(code, 0);
+        // The kernel keeps it.
+        assert_eq!(cl!(self, clReleaseProgram(Ptr) -> i32)(program), 0);
+        kernel
+    }
+
+    /// Sets an argument of a kernel.
+    pub(crate) fn set(&self, kernel: Ptr, index: u32, bytes: &[u8]) -> i32 {
+        let set = cl!(self, clSetKernelArg(Ptr, u32, usize, *const u8) -> i32);
+        set(kernel, index, bytes.len(), bytes.as_ptr())
+    }
+
+    /// Puts a kernel of 16 times 1 times 1 into a queue, in groups of so many, or as the server likes it.
+    pub(crate) fn launch(
+        &self,
+        (queue, kernel): (Ptr, Ptr),
+        dimensions: u32,
+        local: Option<usize>,
+        event: *mut Ptr,
+    ) -> i32 {
+        type Launch =
+            extern "C" fn(Ptr, Ptr, u32, *const usize, *const usize, *const usize, u32, *const Ptr, *mut Ptr) -> i32;
+        let address = self.address("clEnqueueNDRangeKernel");
+        // SAFETY: as of `cl`.
+        let launch = unsafe { std::mem::transmute::<Ptr, Launch>(address) };
+        let size = [16_usize, 1, 1];
+        let groups = local.map(|local| [local, 1, 1]);
+        let groups = groups.as_ref().map_or(ptr::null(), |groups| groups.as_ptr());
+        let (size, none) = (size.as_ptr(), ptr::null());
+        launch(queue, kernel, dimensions, none, size, groups, 0, ptr::null(), event)
+    }
+
     pub(crate) fn user_event(&self, context: Ptr) -> Ptr {
         let mut code = 1;
         let event = cl!(self, clCreateUserEvent(Ptr, *mut i32) -> Ptr)(context, &raw mut code);

@@ -16,6 +16,9 @@ use accel_window::Window;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use wire::packet::PacketSocket;
 
+/// The largest work-group.
+pub(crate) const LOCAL: u64 = 8;
+
 const MOST: Duration = Duration::from_secs(20);
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -361,11 +364,19 @@ fn act(call: &AnyCall<'_>, window: &Window, shared: &Shared) -> i32 {
             state.buffers.get_mut(&call.memobj.raw()).unwrap()[..bytes.len()].copy_from_slice(&bytes);
         }
         AnyCall::SetKernelArg(call) => match call.arg_value {
+            Some(Value::Object(_)) if call.arg_index != 0 => return -50,
             Some(Value::Object(object)) => state.target = Some(object.raw),
             Some(Value::Bytes(bytes)) => _ = state.arguments.insert(call.kernel.raw(), bytes.to_vec()),
             None => {}
         },
         AnyCall::EnqueueNDRangeKernel(call) => {
+            if call
+                .local_work_size
+                .and_then(|sizes| sizes.get(0))
+                .is_some_and(|size| size > LOCAL)
+            {
+                return -54;
+            }
             let added = state
                 .arguments
                 .get(&call.kernel.raw())

@@ -213,6 +213,19 @@ fn a_failure_that_nobody_waits_for_is_told_once_by_its_queue() {
 }
 
 #[test]
+fn the_command_that_tells_a_failure_is_not_carried_out() {
+    let client = client();
+    let mut caller = Caller::new(&client);
+    let (_, queue, buffer) = caller.buffer(64);
+    caller.send(&write(queue, buffer, (64, 1)));
+    let mut next = write(queue, buffer, (0, 64));
+    next.event = name(3, 1);
+    assert_eq!(caller.status(&next), -30);
+    // Whoever heard of that gives the event's name to another.
+    assert_eq!(caller.status(&next), 0, "the name is free");
+}
+
+#[test]
 fn maps_are_of_their_object() {
     let client = client();
     let mut caller = Caller::new(&client);
