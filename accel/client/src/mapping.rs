@@ -57,7 +57,7 @@ enum Kind {
         size: u64,
         writes: bool,
         /// Unless it is the application's own.
-        _memory: Option<Box<[u8]>>,
+        memory: Option<Box<[u8]>>,
     },
 }
 
@@ -270,8 +270,8 @@ pub(crate) extern "C" fn enqueue_map_buffer(
         let connection = queue.connection()?;
         let known = state(memory)?;
         known.may_be_mapped(map_flags)?;
-        let end = offset.checked_add(size).ok_or(Code::INVALID_VALUE)?;
-        if size == 0 || known.size().is_some_and(|length| end > length) {
+        checks::in_bounds(memory, offset, size)?;
+        if size == 0 {
             return Err(Code::INVALID_VALUE);
         }
         let host = (known.host_ptr != 0).then(|| known.host_ptr + usize::try_from(offset).unwrap_or_default());
@@ -286,6 +286,9 @@ pub(crate) extern "C" fn enqueue_map_buffer(
                 event,
             );
         }
+        let is_copied = host.is_some() || connection.is_remote();
+        let has_event = !event.is_null() || (is_copied && blocking_map == 0);
+        let told = has_event.then(|| event::made(connection, queue)).transpose()?;
         let block = taken(connection, size)?;
         let map = Map {
             queue,
@@ -295,11 +298,6 @@ pub(crate) extern "C" fn enqueue_map_buffer(
             host: host.or_else(|| own_copy(connection, &block)),
             block,
             shape: Shape::line(size),
-        };
-        let host = map.host;
-        let told = match !event.is_null() || (host.is_some() && blocking_map == 0) {
-            true => Some(event::made(connection, queue)?),
-            false => None,
         };
         let call = calls::EnqueueMapBuffer {
             command_queue: queue.handle(),
@@ -368,7 +366,7 @@ fn apart(
         offset,
         size,
         writes: map_flags != MAP_READ,
-        _memory: memory,
+        memory,
     };
     lock(&state(buffer.object::<calls::Mem>()?)?.mapped).push(Mapped { address, kind });
     Ok(Ref::at(address as u64))
@@ -402,6 +400,7 @@ pub(crate) extern "C" fn enqueue_map_image(
         checks::image_region(memory, &origin, &region)?;
         state(memory)?.may_be_mapped(map_flags)?;
         let shape = image::shape(memory, region, 0, 0)?;
+        let told = event::wanted(connection, queue, event)?;
         let block = taken(connection, shape.extent().ok_or(Code::INVALID_VALUE)?)?;
         let map = Map {
             queue,
@@ -412,7 +411,6 @@ pub(crate) extern "C" fn enqueue_map_image(
             block,
             shape,
         };
-        let told = event::wanted(connection, queue, event)?;
         let call = calls::EnqueueMapImage {
             command_queue: queue.handle(),
             image: memory.handle(),
@@ -466,6 +464,7 @@ pub(crate) extern "C" fn enqueue_unmap_mem_object(
         let memory = memobj.object::<calls::Mem>()?;
         let waits = event::wait_list(&event_wait_list, num_events_in_wait_list)?;
         let connection = queue.connection()?;
+        let told = event::wanted(connection, queue, event)?;
         let mapped = {
             let mut all = lock(&state(memory)?.mapped);
             let found = all.iter().position(|mapped| mapped.address == mapped_ptr.addr());
@@ -474,26 +473,37 @@ pub(crate) extern "C" fn enqueue_unmap_mem_object(
         let (block, shape, copies) = match mapped.kind {
             Kind::Arena { block, shape, copies } => (block, shape, copies),
             Kind::Apart {
-                offset, size, writes, ..
+                offset,
+                size,
+                writes,
+                memory: own,
             } => {
                 let (count, list) = (num_events_in_wait_list, event_wait_list);
-                return Code::check(match writes {
-                    true => {
-                        let bytes = In::at(mapped.address);
-                        transfer::enqueue_write_buffer(
-                            command_queue,
-                            memobj,
-                            1,
-                            offset,
-                            size,
-                            bytes,
-                            count,
-                            list,
-                            event,
-                        )
-                    }
+                let bytes = In::at(mapped.address);
+                let unmapped = Code::check(match writes {
+                    true => transfer::enqueue_write_buffer(
+                        command_queue,
+                        memobj,
+                        1,
+                        offset,
+                        size,
+                        bytes,
+                        count,
+                        list,
+                        event,
+                    ),
                     false => stubs::enqueue_marker_with_wait_list(command_queue, count, list, event),
                 });
+                if unmapped.is_err() {
+                    let kind = Kind::Apart {
+                        offset,
+                        size,
+                        writes,
+                        memory: own,
+                    };
+                    lock(&state(memory)?.mapped).push(Mapped { kind, ..mapped });
+                }
+                return unmapped;
             }
         };
         let span = Span {
@@ -502,11 +512,11 @@ pub(crate) extern "C" fn enqueue_unmap_mem_object(
         };
         // As long as the application cannot know that it is mapped it has written nothing, and what is here is not what is there.
         let is_of_map = |delivery: &Delivery| delivery.offset == span.offset;
+        let was_copied = copies;
         let copies = copies && !connection.pending.has(is_of_map);
         if copies {
             shape.copy_in(connection, span.offset, mapped.address);
         }
-        let told = event::wanted(connection, queue, event)?;
         let call = calls::EnqueueUnmapMemObject {
             command_queue: queue.handle(),
             memobj: memory.handle(),
@@ -518,7 +528,16 @@ pub(crate) extern "C" fn enqueue_unmap_mem_object(
         let made: Vec<&Object> = told.iter().map(AsRef::as_ref).collect();
         let (objects, lists) = ([queue, memory], [waits.objects.as_slice(), &made]);
         let touched = Touched::new(&objects, &lists).reads(copies.then_some(span));
-        connection.send(&call, &touched)?;
+        if let Err(code) = connection.send(&call, &touched) {
+            // It stays mapped, as of a queue of another context.
+            let kind = Kind::Arena {
+                block,
+                shape,
+                copies: was_copied,
+            };
+            lock(&state(memory)?.mapped).push(Mapped { kind, ..mapped });
+            return Err(code);
+        }
         // The next one that has this part of the arena is not to get it.
         connection.pending.forget(is_of_map);
         connection.pending.push(Left {

@@ -58,9 +58,13 @@ impl Transfer<'_> {
             self.shape.copy_in(connection, span.offset, self.address);
         }
         let is_delivered = is_taken && self.way == Way::FromServer;
-        let told = match !event.is_null() || (is_delivered && !self.blocking) {
-            true => Some(event::made(connection, self.queue)?),
-            false => None,
+        let has_event = !event.is_null() || (is_delivered && !self.blocking);
+        let told = match has_event.then(|| event::made(connection, self.queue)).transpose() {
+            Ok(told) => told,
+            Err(code) => {
+                lies.block().into_iter().for_each(|block| connection.give_back(block));
+                return Err(code);
+            }
         };
         let call = make(span, handle_of_made(told.as_ref()));
         let made: Vec<&Object> = told.iter().map(AsRef::as_ref).collect();

@@ -59,6 +59,22 @@ fn commands_are_about_objects_of_their_queues_context() {
             assert_eq!(library.write(ready.queue, strange, waits, &[1; 8]), INVALID_CONTEXT);
             assert_eq!(library.write(ready.queue, own, waits, &[1; 8]), 0);
         }
+        // What could not be unmapped is mapped.
+        let map = cl!(
+            library,
+            clEnqueueMapBuffer(Ptr, Ptr, u32, u64, usize, usize, u32, *const Ptr, *mut Ptr, *mut i32) -> Ptr
+        );
+        let unmap = cl!(
+            library,
+            clEnqueueUnmapMemObject(Ptr, Ptr, Ptr, u32, *const Ptr, *mut Ptr) -> i32
+        );
+        let (none, no_event, mut told) = (ptr::null(), ptr::null_mut(), 1);
+        let begin = map(ready.queue, own, 1, MAP_WRITE, 0, 8, 0, none, no_event, &raw mut told);
+        assert_eq!(told, 0);
+        let strange_queue = library.queue(other, ready.device);
+        assert_eq!(unmap(strange_queue, own, begin, 0, none, no_event), INVALID_CONTEXT);
+        assert_eq!(unmap(ready.queue, own, begin, 0, none, no_event), 0);
+        assert_eq!(unmap(ready.queue, own, begin, 0, none, no_event), INVALID_VALUE);
         assert_eq!(library.finish(ready.queue), 0, "nothing was refused by the server");
     });
 }
