@@ -16,6 +16,8 @@ pub(crate) struct Direction {
 pub(crate) struct Metrics {
     pub(crate) receive: Direction,
     pub(crate) transmit: Direction,
+    /// Packets that were read into memory of our own, as the guest had less room than the largest one needs.
+    pub(crate) copied: Counter,
     /// Chains that do not hold up.
     pub(crate) refused: Counter,
     /// Times that a rate limit made a queue wait.
@@ -42,6 +44,7 @@ impl Metrics {
         Self {
             receive: Direction::new(registry, id, "receive"),
             transmit: Direction::new(registry, id, "transmit"),
+            copied: registry.counter("net_copied_packets_total", &[("device", id)]),
             refused: registry.counter("net_refused_chains_total", &[("device", id)]),
             throttled: registry.counter("net_throttled_total", &[("device", id)]),
             refused_commands: registry.counter("net_refused_commands_total", &[("device", id)]),

@@ -175,6 +175,7 @@ impl Receive {
             let length = self.handled(tap.read_copy(&mut room.waiting), metrics);
             room.waiting.truncate(length.unwrap_or(0));
             if length.is_some() {
+                metrics.copied.increment();
                 return self.deliver_copy(memory, room, metrics);
             }
             length

@@ -2,7 +2,7 @@
 //!
 //! Addresses come from [`VolatileSlice`]s, which only exist for checked ranges of guest memory and borrow it.
 
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::marker::PhantomData;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
@@ -131,9 +131,9 @@ impl Tap {
         usize::try_from(result).map_err(|_| io::Error::last_os_error())
     }
 
-    /// Receives one packet into memory of our own.
+    /// Receives one packet into memory of our own. By the call of [`Tap::read`]: the thread may make no other (bin/vmm/seccomp/net.toml).
     pub(crate) fn read_copy(&self, bytes: &mut [u8]) -> io::Result<usize> {
-        Ok(rustix::io::read(&self.0, bytes)?)
+        Ok(rustix::io::readv(&self.0, &mut [IoSliceMut::new(bytes)])?)
     }
 }
 

@@ -18,7 +18,8 @@ use base::ByteSize;
 use rustix::event::{PollFd, PollFlags};
 use vmm_api::devices::{BlockConfig, BlockEngine, BlockLimits, ConsoleConfig, DeviceConfig, RngConfig, VsockConfig};
 use vmm_api::{
-    CpuModel, DeviceSpec, Event, ExitReason, FdRef, MemoryMode, Paging, RestoreConfig, SnapshotFiles, VmConfig,
+    CpuModel, DeviceSpec, Event, ExitReason, FdRef, MemoryMode, MetricSample, Paging, RestoreConfig, SnapshotFiles,
+    VmConfig,
 };
 use wire::packet::PacketSocket;
 
@@ -28,6 +29,9 @@ pub(crate) use crate::vmm::{Vmm, kvm};
 
 /// How long an emulated guest may take to boot.
 pub(crate) const BOOT: Duration = Duration::from_secs(90);
+
+/// How long a VMM has to tell what became of its guest, once nobody needs that any more.
+const ANSWER: Duration = Duration::from_secs(2);
 
 /// Where the guest half of a case lies in the guest.
 pub(crate) const GUEST_HALF: &str = "/cases";
@@ -393,14 +397,43 @@ impl Vm {
 }
 
 impl Drop for Vm {
-    /// Tells of an end that no case has waited for: it explains whatever the case failed with.
+    /// Tells of an end that no case has waited for, or of a VM that runs what became of its guest's connections: it explains whatever the
+    /// case failed with.
     fn drop(&mut self) {
-        if let Ok(true) = readable(&self.vmm.client, Duration::ZERO)
+        if !readable(&self.vmm.client, Duration::ZERO).is_ok_and(|readable| readable) {
+            match self.vmm.client.metrics_by(Instant::now() + ANSWER) {
+                Ok(samples) => eprintln!("a VM was left running: {}", vsock(&samples)),
+                Err(error) => eprintln!("a VM was left whose VMM tells nothing: {error}"),
+            }
+        }
+        if let Ok(status) = self.vmm.wait_status(Duration::ZERO)
+            && let Some(signal) = status.terminating_signal()
+        {
+            eprintln!(
+                "a VMM was ended by signal {signal}; of SIGSYS (31) the host's `dmesg` says which call was not allowed"
+            );
+        }
+        // The VMM may have come to tell of it only now.
+        if readable(&self.vmm.client, Duration::ZERO).is_ok_and(|readable| readable)
             && let Ok(Event::Ended(reason)) = self.vmm.client.wait_event()
         {
             eprintln!("{}{reason}", stall::BY_ITSELF);
         }
     }
+}
+
+/// Counters of a guest's vsock device that are not zero.
+fn vsock(samples: &[MetricSample]) -> String {
+    let counted = samples
+        .iter()
+        .filter(|sample| sample.name.starts_with("vsock_") && sample.value != 0);
+    let words: Vec<_> = counted
+        .map(|sample| {
+            let labels: Vec<_> = sample.labels.iter().map(|(_, value)| value.as_str()).collect();
+            format!("{} ({}) {}", sample.name, labels.join(" "), sample.value)
+        })
+        .collect();
+    words.join(", ")
 }
 
 pub(crate) fn readable(fd: &impl AsFd, limit: Duration) -> Result<bool> {

@@ -37,6 +37,8 @@ const METADATA: &str = "169.254.169.254";
 /// How long what must not come is waited for in an emulated guest.
 const ENOUGH: Duration = Duration::from_secs(2);
 const PATIENCE: Duration = Duration::from_secs(20);
+/// How often a guest is sent more than it can take, until it shows.
+const FLOODS: usize = 20;
 
 fn host(host: &Host) -> Result<()> {
     let world = World::new()?;
@@ -172,6 +174,7 @@ fn publishes(network: &Network, world: &World, guest: &mut Guest) -> Result<()> 
         reach("127.0.0.1:18080")?,
         "the host does not reach its own published port"
     );
+    outruns(world, guest, &join(HOST4, 18080))?;
     let taken = network.publish(0, &mappings).map_err(|error| error.to_string());
     ensure!(
         taken.as_ref().is_err_and(|error| error.contains("another sandbox")),
@@ -179,6 +182,27 @@ fn publishes(network: &Network, world: &World, guest: &mut Guest) -> Result<()> 
     );
     network.unpublish(1)?;
     ensure!(!reach("127.0.0.1:18080")?, "the port is still published");
+    Ok(())
+}
+
+/// More comes than a guest has room for: what does not fit is copied or lost, and the guest is there as before.
+fn outruns(world: &World, guest: &mut Guest, address: &str) -> Result<()> {
+    let mut copied = 0;
+    for _ in 0..FLOODS {
+        world.run(&["flood", address, "3000"])?;
+        let samples = guest.vm.vmm.client.metrics()?;
+        let found = samples.iter().find(|sample| sample.name == "net_copied_packets_total");
+        copied = found.context("no such metric")?.value;
+        if copied > 0 {
+            break;
+        }
+    }
+    ensure!(
+        copied > 0,
+        "the guest has room for all that comes, which proves nothing"
+    );
+    let answer = world.run(&["tcp", address, "1000"])?;
+    ensure!(answer.trim() == WORLD4, "behind a flood the guest sees {answer}");
     Ok(())
 }
 
@@ -399,6 +423,7 @@ fn guest(arguments: &[String]) -> Result<()> {
         ["serve", addresses @ ..] => return serve(addresses),
         ["tcp", address, length] => talk(address.parse()?, length.parse()?)?,
         ["udp", address, length] => ask(None, address.parse()?, length.parse()?, PATIENCE)?,
+        ["flood", address, count] => return flood(address.parse()?, count.parse()?),
         ["reach", addresses @ ..] => reached(addresses)?.join(" "),
         ["spoof", address, names @ ..] => spoof(address.parse()?, names)?,
         ["resolv-conf"] => std::fs::read_to_string("/etc/resolv.conf")?,
@@ -498,6 +523,17 @@ fn ask(from: Option<IpAddr>, address: SocketAddr, length: usize, patience: Durat
         .context("no answer of ours")?;
     ensure!(answer[space + 1..count] == sent, "{length} bytes came back changed");
     Ok(String::from_utf8_lossy(&answer[..space]).into_owned())
+}
+
+/// Sends so many datagrams and hears nothing.
+fn flood(address: SocketAddr, count: usize) -> Result<()> {
+    let socket = UdpSocket::bind(("0.0.0.0", 0))?;
+    socket.connect(address)?;
+    let data = pattern(1400);
+    for _ in 0..count {
+        socket.send(&data)?;
+    }
+    Ok(())
 }
 
 /// Whether a connection comes about, and if not, whether a datagram is answered.

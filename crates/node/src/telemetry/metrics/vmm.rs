@@ -10,7 +10,7 @@ const MAX_SERIES: usize = 256;
 const MAX_LABEL: usize = 32;
 
 /// What VMMs count, and what that is, in the order of docs/vmm.md. A name that is not here is not told.
-pub(super) const COUNTERS: [(&str, &str); 49] = [
+pub(super) const COUNTERS: [(&str, &str); 50] = [
     ("vcpu_exits_total", "Exits of vCPUs to the VMM."),
     ("engine_exits_total", "Exits of guests that own their CPUs."),
     (
@@ -101,6 +101,10 @@ pub(super) const COUNTERS: [(&str, &str); 49] = [
     (
         "net_dropped_packets_total",
         "Packets of network interfaces that were dropped.",
+    ),
+    (
+        "net_copied_packets_total",
+        "Packets that came while a guest had less room than the largest one needs.",
     ),
     (
         "net_refused_chains_total",
