@@ -59,6 +59,7 @@ type Map = extern "C" fn(Ptr, u32, u64, *mut c_void, usize, u32, *const Ptr, *mu
 type Unmap = extern "C" fn(Ptr, *mut c_void, u32, *const Ptr, *mut Ptr) -> i32;
 type Memcpy = extern "C" fn(Ptr, u32, *mut c_void, *const c_void, usize, u32, *const Ptr, *mut Ptr) -> i32;
 type Fill = extern "C" fn(Ptr, *mut c_void, *const c_void, usize, usize, u32, *const Ptr, *mut Ptr) -> i32;
+type Read = extern "C" fn(Ptr, Ptr, u32, usize, usize, *mut c_void, u32, *const Ptr, *mut Ptr) -> i32;
 type Migrate = extern "C" fn(Ptr, u32, *const *mut c_void, *const usize, u64, u32, *const Ptr, *mut Ptr) -> i32;
 type FreeFunction = extern "C" fn(Ptr, u32, *mut *mut c_void, *mut c_void);
 type EnqueueFree =
@@ -319,6 +320,31 @@ impl Program {
         self.free(memory);
     }
 
+    /// Has a buffer read into memory that is mapped, and unmaps that without waiting: the bytes are there.
+    fn read_into_while_mapped(&self) {
+        let mut code = 0;
+        let create = cl!(self.cl, clCreateBuffer(Ptr, u64, usize, *const u8, *mut i32) -> Ptr);
+        // CL_MEM_COPY_HOST_PTR
+        let buffer = create(self.context, 1 << 5, 64, [5; 64].as_ptr(), &raw mut code);
+        check("clCreateBuffer", code);
+        let memory = self.alloc(64);
+        let read = typed!(self, "clEnqueueReadBuffer", Read);
+        self.mapped(memory, 64, READ | WRITE, |bytes| {
+            let (none, no_event) = (ptr::null(), ptr::null_mut());
+            let at = bytes.as_mut_ptr().cast();
+            check(
+                "clEnqueueReadBuffer",
+                read(self.queue, buffer, 0, 0, 64, at, 0, none, no_event),
+            );
+        });
+        self.mapped(memory, 64, READ, |bytes| assert!(bytes == [5; 64], "read into"));
+        check(
+            "clReleaseMemObject",
+            cl!(self.cl, clReleaseMemObject(Ptr) -> i32)(buffer),
+        );
+        self.free(memory);
+    }
+
     /// Has memory freed in the queue again and again, and waits for other commands alone.
     fn freed_behind_what_is_waited_for(&self) {
         let begun = virtual_memory();
@@ -408,6 +434,7 @@ fn main() {
     (0..3).for_each(|_| program.list());
     program.copies();
     program.unmapped_at_once();
+    program.read_into_while_mapped();
     program.freed_behind_what_is_waited_for();
     println!("all of the list and all copies are right");
 }

@@ -510,13 +510,7 @@ pub(crate) extern "C" fn enqueue_unmap_mem_object(
             offset: block.offset(),
             length: block.length(),
         };
-        // As long as the application cannot know that it is mapped it has written nothing, and what is here is not what is there.
         let is_of_map = |delivery: &Delivery| delivery.offset == span.offset;
-        let was_copied = copies;
-        let copies = copies && !connection.pending.has(is_of_map);
-        if copies {
-            shape.copy_in(connection, span.offset, mapped.address);
-        }
         let call = calls::EnqueueUnmapMemObject {
             command_queue: queue.handle(),
             memobj: memory.handle(),
@@ -527,14 +521,26 @@ pub(crate) extern "C" fn enqueue_unmap_mem_object(
         };
         let made: Vec<&Object> = told.iter().map(AsRef::as_ref).collect();
         let (objects, lists) = ([queue, memory], [waits.objects.as_slice(), &made]);
-        let touched = Touched::new(&objects, &lists).reads(copies.then_some(span));
-        if let Err(code) = connection.send(&call, &touched) {
+        let put = || {
+            // What another command brings there is written back with the rest.
+            let is_of_other = |delivery: &Delivery| copies && !is_of_map(delivery);
+            pending::bring(
+                connection,
+                mapped.address,
+                shape.extent().unwrap_or_default(),
+                is_of_other,
+            )?;
+            // As long as the application cannot know that it is mapped it has written nothing, and what is here is not what is there.
+            let copies = copies && !connection.pending.has(is_of_map);
+            if copies {
+                shape.copy_in(connection, span.offset, mapped.address);
+            }
+            let touched = Touched::new(&objects, &lists).reads(copies.then_some(span));
+            connection.send(&call, &touched)
+        };
+        if let Err(code) = put() {
             // It stays mapped, as of a queue of another context.
-            let kind = Kind::Arena {
-                block,
-                shape,
-                copies: was_copied,
-            };
+            let kind = Kind::Arena { block, shape, copies };
             lock(&state(memory)?.mapped).push(Mapped { kind, ..mapped });
             return Err(code);
         }

@@ -68,6 +68,8 @@ pub(crate) struct Pending {
     /// Each with its number: how many were put before.
     list: Mutex<Vec<(u64, Left)>>,
     count: AtomicUsize,
+    /// How many of them have data that goes to the application.
+    deliveries: AtomicUsize,
     next: AtomicU64,
     /// Queues, by their addresses, with commands that nobody has waited for and whose data the application has in the arena; and the number
     /// of the last one.
@@ -80,6 +82,9 @@ impl Pending {
     /// A command was put.
     pub(crate) fn push(&self, left: Left) {
         let mut list = lock(&self.list);
+        if left.delivery.is_some() {
+            self.deliveries.fetch_add(1, Ordering::SeqCst);
+        }
         list.push((self.next.fetch_add(1, Ordering::SeqCst), left));
         self.count.store(list.len(), Ordering::Release);
     }
@@ -97,7 +102,11 @@ impl Pending {
 
     /// Whether there is no data that has not gone to the application, and not much else.
     pub(crate) fn is_short(&self) -> bool {
-        self.count.load(Ordering::Acquire) < SHORT && lock(&self.in_place).is_empty() && !self.has(|_| true)
+        self.count.load(Ordering::Acquire) < SHORT && lock(&self.in_place).is_empty() && !self.has_deliveries()
+    }
+
+    fn has_deliveries(&self) -> bool {
+        self.deliveries.load(Ordering::SeqCst) > 0
     }
 
     /// Whether there is such data that has not gone to the application.
@@ -126,7 +135,9 @@ impl Pending {
 
     fn drop_deliveries(&self, is_it: impl Fn(&Delivery) -> bool) {
         for (_, left) in lock(&self.list).iter_mut() {
-            _ = left.delivery.take_if(|delivery| is_it(delivery));
+            if left.delivery.take_if(|delivery| is_it(delivery)).is_some() {
+                self.deliveries.fetch_sub(1, Ordering::SeqCst);
+            }
         }
     }
 
@@ -158,14 +169,25 @@ pub(crate) fn settle(connection: &'static Connection, finished: Option<(&Object,
     let mut kept = Vec::new();
     let mut over = Vec::new();
     let mut outcome = Ok(());
+    // Queues in order with a command that has not ended: those behind it have not ended either.
+    let mut behind: Vec<Arc<Object>> = Vec::new();
     for (number, mut left) in connection.pending.take() {
         let has_ended = |(queue, mark): (&Object, Mark)| std::ptr::eq(queue, left.queue.as_ref()) && number < mark.0;
         let of_queue = finished.is_some_and(has_ended);
+        // What only holds a part of the arena is not worth a question.
+        let asks = left.delivery.is_some() || !left.frees.is_empty();
+        let is_behind = behind.iter().any(|queue| Arc::ptr_eq(queue, &left.queue));
         let is_complete = of_queue
             || left.event.as_ref().is_some_and(|event| {
-                // What only holds a part of the arena is not worth a question.
-                let asks = left.delivery.is_some() || !left.frees.is_empty();
-                event::is_known_complete(event) || (asks && event::state(event).is_ok_and(|state| state <= 0))
+                let is_known = event::is_known_complete(event);
+                if is_known || !asks || is_behind {
+                    return is_known;
+                }
+                let is_complete = event::state(event).is_ok_and(|state| state <= 0);
+                if !is_complete && queue::is_in_order(&left.queue) {
+                    behind.push(Arc::clone(&left.queue));
+                }
+                is_complete
             });
         if !is_complete {
             kept.push((number, left));
@@ -180,6 +202,7 @@ pub(crate) fn settle(connection: &'static Connection, finished: Option<(&Object,
                 Ok(()) => shape.copy_out(connection, offset, address),
                 lost => outcome = lost,
             }
+            connection.pending.deliveries.fetch_sub(1, Ordering::SeqCst);
         }
         if let Some(block) = left.block.take() {
             connection.give_back(block);
@@ -201,10 +224,30 @@ pub(crate) fn settle(connection: &'static Connection, finished: Option<(&Object,
 
 /// Waits for the queues whose commands hold parts of the arena, so that there is space again.
 pub(crate) fn reclaim(connection: &'static Connection) -> Result<(), Code> {
+    finish_those(connection, |_| true)
+}
+
+/// Waits until data is there that goes to a part of the application's memory. What puts a command that reads that part does so first, as
+/// the part is read when the command is put, and not when it is carried out.
+pub(crate) fn bring(
+    connection: &'static Connection,
+    address: usize,
+    length: u64,
+    is_it: impl Fn(&Delivery) -> bool,
+) -> Result<(), Code> {
+    if !connection.pending.has_deliveries() {
+        return Ok(());
+    }
+    let goes_there = |delivery: &Delivery| delivery.goes_to(address, length) && is_it(delivery);
+    finish_those(connection, |left| left.delivery.as_ref().is_some_and(goes_there))
+}
+
+/// Finishes the queues of commands that have left such things.
+fn finish_those(connection: &'static Connection, is_it: impl Fn(&Left) -> bool) -> Result<(), Code> {
     let mut queues: Vec<Arc<Object>> = Vec::new();
     // Not while another thread has them out of the list.
     let settling = lock(&connection.pending.settling);
-    for (_, left) in lock(&connection.pending.list).iter() {
+    for (_, left) in lock(&connection.pending.list).iter().filter(|(_, left)| is_it(left)) {
         if !queues.iter().any(|known| Arc::ptr_eq(known, &left.queue)) {
             queues.push(Arc::clone(&left.queue));
         }

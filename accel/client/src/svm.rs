@@ -480,6 +480,12 @@ pub(crate) extern "C" fn enqueue_svm_unmap(
         let (address, connection) = (svm_ptr.addr(), command.queue.connection()?);
         let mapped = connection.regions.unmap(address).ok_or(Code::INVALID_VALUE)?;
         let is_of_map = |delivery: &Delivery| delivery.goes_to(address, mapped.size) && delivery.kind == Some(MAP);
+        // What another command brings there is written back with the rest.
+        let is_of_other = |delivery: &Delivery| mapped.writes && !is_of_map(delivery);
+        if let Err(code) = pending::bring(connection, address, mapped.size, is_of_other) {
+            connection.regions.map(mapped);
+            return Err(code);
+        }
         // As long as the application cannot know that it is mapped it has written nothing, and what is here is not what is there.
         let is_unknown = mapped.writes && connection.pending.has(is_of_map);
         let unmapped = match mapped.writes && !is_unknown {

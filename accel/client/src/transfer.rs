@@ -48,6 +48,9 @@ impl Transfer<'_> {
     ) -> Result<(), Code> {
         let connection = self.queue.connection()?;
         let length = self.shape.extent().ok_or(Code::INVALID_VALUE)?;
+        if self.way == Way::ToServer {
+            pending::bring(connection, self.address, length, |_| true)?;
+        }
         let lies = lies(connection, self.address, length)?;
         let span = Span {
             offset: lies.offset(),

@@ -41,6 +41,7 @@ by_rings_and_by_streams! {
     data_goes_through_a_kernel_and_comes_back
     mapped_memory_is_the_arena_or_the_programs_own
     memory_that_is_unmapped_before_anybody_knows_that_it_is_mapped_stays_as_it_was
+    what_a_command_brings_to_the_programs_memory_the_next_one_takes_from_there
     data_that_the_arena_cannot_hold_goes_in_pieces_and_what_is_held_is_reclaimed
     who_waits_for_a_transfer_has_it_in_pieces_and_who_does_not_gets_it_whole
     objects_are_released_when_nothing_needs_them_and_names_come_back
@@ -298,6 +299,36 @@ fn who_waits_for_a_transfer_has_it_in_pieces_and_who_does_not_gets_it_whole(ways
         assert!(back == data);
         assert_eq!(asked(), (before.0 + calls, before.1 + calls), "{waits}");
     }
+}
+
+fn what_a_command_brings_to_the_programs_memory_the_next_one_takes_from_there(ways: &[Transport]) {
+    let server = Server::start_by(ways, ARENA);
+    let mut library = Library::open(&server.socket);
+    let Ready { context, queue, .. } = library.ready();
+    server.pause(Duration::from_millis(5));
+    let [one, other] = [(); 2].map(|()| library.buffer(context, 1, 16, ptr::null_mut()));
+    assert_eq!(library.write(queue, one, true, &[7; 16]), 0);
+    // Nobody waits between the two.
+    let mut between = [0; 16];
+    assert_eq!(library.read(queue, one, false, &mut between), 0);
+    assert_eq!(library.write(queue, other, false, &between), 0);
+    let mut back = [0; 16];
+    assert_eq!(library.read(queue, other, true, &mut back), 0);
+    assert_eq!(back, [7; 16]);
+    // The same with memory that is the program's own while it is mapped.
+    let mut own = [0; 16];
+    let shown = library.buffer(context, 1 << 3, 16, own.as_mut_ptr());
+    let map = large_map(&library, queue, shown, 16);
+    assert_eq!(map, own.as_mut_ptr());
+    assert_eq!(library.read(queue, one, false, &mut own), 0);
+    let unmap = cl!(
+        library,
+        clEnqueueUnmapMemObject(Ptr, Ptr, *mut u8, u32, *const Ptr, *mut Ptr) -> i32
+    );
+    assert_eq!(unmap(queue, shown, map, 0, ptr::null(), ptr::null_mut()), 0);
+    let mut back = [0; 16];
+    assert_eq!(library.read(queue, shown, true, &mut back), 0);
+    assert_eq!(back, [7; 16]);
 }
 
 /// A map of a whole buffer, for reading and writing.

@@ -181,12 +181,18 @@ fn connected(socket: OwnedFd, time: Time) -> Result<TcpStream, Error> {
     Ok(socket.into())
 }
 
-/// A connection with the first address of a server's that answers, and that address.
+/// A connection with the first address of a server's that answers, and that address. One that does not answer has its share of the time.
 fn dial_first(address: &Address, time: Time) -> Result<(TcpStream, SocketAddr), Error> {
     let named = (address.host.as_str(), address.port).to_socket_addrs();
+    let peers: Vec<_> = named.map_err(Error::io("connect to the server"))?.collect();
+    first_of(&peers, time)
+}
+
+fn first_of(peers: &[SocketAddr], time: Time) -> Result<(TcpStream, SocketAddr), Error> {
     let mut last = Error::io("connect to the server")(io::Error::other("its name has no address"));
-    for peer in named.map_err(Error::io("connect to the server"))? {
-        match dial(peer).and_then(|socket| connected(socket, time)) {
+    for (tried, &peer) in (0..).zip(peers) {
+        let left = u32::try_from(peers.len() - tried).unwrap_or(u32::MAX);
+        match dial(peer).and_then(|socket| connected(socket, Time::new(time.left() / left))) {
             Ok(socket) => return Ok((socket, peer)),
             Err(error) => last = error,
         }
@@ -457,4 +463,35 @@ fn name() -> Result<String, Error> {
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
         .map_err(Error::io("have random bytes"))?;
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    /// A listener that answers nobody any more: its queue of new connections is full.
+    fn silent() -> (OwnedFd, Vec<OwnedFd>, SocketAddr) {
+        let listener = rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None);
+        let listener = listener.unwrap();
+        rustix::net::bind(&listener, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+        rustix::net::listen(&listener, 0).unwrap();
+        let at = SocketAddr::try_from(rustix::net::getsockname(&listener).unwrap()).unwrap();
+        let waiting = (0..8).map(|_| dial(at).unwrap()).collect();
+        (listener, waiting, at)
+    }
+
+    #[test]
+    fn an_address_that_does_not_answer_leaves_time_for_the_next() {
+        let (_listener, _waiting, silent) = silent();
+        let answers = TcpListener::bind("127.0.0.1:0").unwrap();
+        let peer = answers.local_addr().unwrap();
+        let begun = Instant::now();
+        let (_socket, found) = first_of(&[silent, silent, peer], Time::new(Duration::from_secs(3))).unwrap();
+        assert_eq!(found, peer);
+        assert!(begun.elapsed() >= Duration::from_millis(1900), "{:?}", begun.elapsed());
+        assert!(first_of(&[silent], Time::new(Duration::from_millis(100))).is_err());
+        assert!(first_of(&[], Time::new(Duration::from_millis(100))).is_err());
+    }
 }
