@@ -1,6 +1,7 @@
 //! Threads of the daemon. Knows nothing of what runs on them.
 
 use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::Error;
 
@@ -25,6 +26,38 @@ pub(crate) fn beside<T, W: Send>(
     })
 }
 
+/// So many things are done side by side at most.
+const SIDE_BY_SIDE: usize = 16;
+
+/// Does a thing with each of many, side by side where there are threads to be had; what came of each, in their order.
+pub(crate) fn with_each<T: Sync, R: Send>(name: &str, all: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let next = AtomicUsize::new(0);
+    let take = || {
+        let mut done = Vec::new();
+        while let Some((index, one)) =
+            Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|at| Some((at, all.get(at)?)))
+        {
+            done.push((index, work(one)));
+        }
+        done
+    };
+    let mut done = std::thread::scope(|scope| {
+        let start = |_| {
+            let thread = std::thread::Builder::new().name(name.to_owned()).stack_size(STACK);
+            // This thread does what there is no other for.
+            thread.spawn_scoped(scope, take).ok()
+        };
+        let started: Vec<_> = (1..all.len().min(SIDE_BY_SIDE)).filter_map(start).collect();
+        let mut done = take();
+        for thread in started {
+            done.append(&mut thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
+        }
+        done
+    });
+    done.sort_by_key(|(index, _)| *index);
+    done.into_iter().map(|(_, result)| result).collect()
+}
+
 /// Starts a thread that nobody waits for.
 pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), Error> {
     std::thread::Builder::new()
@@ -33,4 +66,24 @@ pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<
         .spawn(work)
         .map(drop)
         .map_err(Error::host("starting a thread"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+
+    use super::*;
+
+    #[test]
+    fn each_is_done_once_and_many_at_a_time() {
+        let all: Vec<_> = (0..100).collect();
+        assert_eq!(
+            with_each("test", &all, |one| one * 2),
+            (0..200).step_by(2).collect::<Vec<_>>()
+        );
+        assert!(with_each("test", &[] as &[u8], |_| ()).is_empty());
+        // Each waits for all others.
+        let together = Barrier::new(SIDE_BY_SIDE);
+        with_each("test", &[(); SIDE_BY_SIDE], |()| together.wait());
+    }
 }

@@ -28,12 +28,11 @@ impl Node {
     pub(crate) fn list_accelerators(&self) -> Vec<AcceleratorInfo> {
         let entries: Vec<Arc<Entry>> = self.entries().values().cloned().collect();
         let end = Instant::now() + PATIENCE_WITH_ALL;
-        let mut all: Vec<_> = entries
-            .iter()
-            .filter_map(|entry| {
-                self.accelerator_info(entry, PATIENCE.min(end.saturating_duration_since(Instant::now())))
-            })
-            .collect();
+        let ask = |entry: &Arc<Entry>| {
+            self.accelerator_info(entry, PATIENCE.min(end.saturating_duration_since(Instant::now())))
+        };
+        let asked = thread::with_each("accelerators", &entries, ask);
+        let mut all: Vec<_> = asked.into_iter().flatten().collect();
         all.sort_by(|one, other| one.sandbox.cmp(&other.sandbox));
         all
     }

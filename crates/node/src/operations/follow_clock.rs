@@ -4,7 +4,6 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use node_api::State;
@@ -15,10 +14,7 @@ use rustix::time::{
 
 use crate::node::Node;
 use crate::sandbox::entry::Entry;
-use crate::{Error, clock};
-
-/// Guests that are told at the same time: one that hangs is waited for.
-const AT_ONCE: usize = 8;
+use crate::{Error, clock, thread};
 
 /// Between two attempts, where the clock cannot be watched.
 const PAUSE: Duration = Duration::from_secs(60);
@@ -28,7 +24,7 @@ impl Node {
     pub(crate) fn start_following_clock(self: &Arc<Self>) -> Result<(), Error> {
         let timer = step_timer().map_err(Error::host("making a timer"))?;
         let node = Arc::clone(self);
-        crate::thread::spawn("clock", move || {
+        thread::spawn("clock", move || {
             loop {
                 match wait_for_step(&timer) {
                     Ok(()) => node.tell_time(),
@@ -49,28 +45,13 @@ impl Node {
             "the host's clock was set; setting the clocks of {} guests",
             running.len()
         );
-        let next = AtomicUsize::new(0);
-        let work = || {
-            while let Some(entry) = running.get(next.fetch_add(1, Ordering::Relaxed)) {
-                self.tell_time_to(entry);
-            }
-        };
-        std::thread::scope(|scope| {
-            for _ in 1..running.len().min(AT_ONCE) {
-                let thread = std::thread::Builder::new().name("time".into()).stack_size(512 << 10);
-                if let Err(error) = thread.spawn_scoped(scope, work) {
-                    log::info!("cannot start another thread to set the guests' clocks: {error}");
-                    break;
-                }
-            }
-            work();
-        });
+        thread::with_each("time", &running, |entry| self.tell_time_to(entry));
     }
 
     /// Sets the clock of a guest that stood still, maybe while the host's was set; nobody waits for that.
     pub(crate) fn tell_time_in_thread(self: &Arc<Self>, entry: &Arc<Entry>) {
         let (node, entry) = (Arc::clone(self), Arc::clone(entry));
-        if let Err(error) = crate::thread::spawn("time", move || node.tell_time_to(&entry)) {
+        if let Err(error) = thread::spawn("time", move || node.tell_time_to(&entry)) {
             log::warn!("a guest that goes on has the clock that it had: {error}");
         }
     }
