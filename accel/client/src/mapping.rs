@@ -57,7 +57,7 @@ enum Kind {
         size: u64,
         writes: bool,
         /// Unless it is the application's own.
-        memory: Option<Box<[u8]>>,
+        _memory: Option<Box<[u8]>>,
     },
 }
 
@@ -366,7 +366,7 @@ fn apart(
         offset,
         size,
         writes: map_flags != MAP_READ,
-        memory,
+        _memory: memory,
     };
     lock(&state(buffer.object::<calls::Mem>()?)?.mapped).push(Mapped { address, kind });
     Ok(Ref::at(address as u64))
@@ -472,38 +472,9 @@ pub(crate) extern "C" fn enqueue_unmap_mem_object(
         };
         let (block, shape, copies) = match mapped.kind {
             Kind::Arena { block, shape, copies } => (block, shape, copies),
-            Kind::Apart {
-                offset,
-                size,
-                writes,
-                memory: own,
-            } => {
-                let (count, list) = (num_events_in_wait_list, event_wait_list);
-                let bytes = In::at(mapped.address);
-                let unmapped = Code::check(match writes {
-                    true => transfer::enqueue_write_buffer(
-                        command_queue,
-                        memobj,
-                        1,
-                        offset,
-                        size,
-                        bytes,
-                        count,
-                        list,
-                        event,
-                    ),
-                    false => stubs::enqueue_marker_with_wait_list(command_queue, count, list, event),
-                });
-                if unmapped.is_err() {
-                    let kind = Kind::Apart {
-                        offset,
-                        size,
-                        writes,
-                        memory: own,
-                    };
-                    lock(&state(memory)?.mapped).push(Mapped { kind, ..mapped });
-                }
-                return unmapped;
+            Kind::Apart { .. } => {
+                let waits_for = (num_events_in_wait_list, event_wait_list);
+                return unmap_apart((command_queue, memobj), mapped, waits_for, event);
             }
         };
         let span = Span {
@@ -556,6 +527,30 @@ pub(crate) extern "C" fn enqueue_unmap_mem_object(
         event::give(told, event);
         Ok(())
     })
+}
+
+/// Unmaps what the arena cannot hold; waited for, if it has to be written.
+fn unmap_apart(
+    (command_queue, memobj): (Ref, Ref),
+    mapped: Mapped,
+    (count, waits_for): (u32, In<Ref>),
+    event: Out<Ref>,
+) -> Result<(), Code> {
+    let Kind::Apart {
+        offset, size, writes, ..
+    } = mapped.kind
+    else {
+        return Err(Code::INVALID_VALUE);
+    };
+    let bytes = In::at(mapped.address);
+    let unmapped = Code::check(match writes {
+        true => transfer::enqueue_write_buffer(command_queue, memobj, 1, offset, size, bytes, count, waits_for, event),
+        false => stubs::enqueue_marker_with_wait_list(command_queue, count, waits_for, event),
+    });
+    if unmapped.is_err() {
+        lock(&state(memobj.object::<calls::Mem>()?)?.mapped).push(mapped);
+    }
+    unmapped
 }
 
 /// Where the server has a copy of the arena: the block in this side's, for which data is fetched and sent as if it were the application's.
