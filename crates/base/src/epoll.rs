@@ -7,6 +7,10 @@ use std::time::Duration;
 
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 
+/// The longest wait, which is one that the kernel takes in milliseconds of 32 bits: for a longer one there is another system call, which
+/// threads with a filter may not make.
+const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
+
 /// What a descriptor is watched for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Interest {
@@ -118,7 +122,7 @@ impl Epoll {
         Ok(epoll::delete(&self.fd, fd)?)
     }
 
-    /// Waits until a descriptor is ready or `timeout` has passed (`None`: for ever), and appends what is
+    /// Waits until a descriptor is ready or `timeout` has passed (`None`: for ever; a day at most), and appends what is
     /// ready to `out` after clearing it. Interrupted waits start again.
     ///
     /// # Errors
@@ -127,10 +131,12 @@ impl Epoll {
         const MOST: usize = 32;
         out.clear();
         let mut room = [const { MaybeUninit::uninit() }; MOST];
-        let timeout = timeout.map(|t| rustix::time::Timespec {
-            tv_sec: i64::try_from(t.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: i64::from(t.subsec_nanos()),
-        });
+        let timeout = timeout
+            .map(|timeout| timeout.min(LONGEST))
+            .map(|timeout| rustix::time::Timespec {
+                tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
+                tv_nsec: i64::from(timeout.subsec_nanos()),
+            });
         let events = loop {
             match epoll::wait(&self.fd, &mut room, timeout.as_ref()) {
                 Ok((events, _)) => break events,
@@ -163,6 +169,19 @@ mod tests {
     use super::*;
     use std::io::Write;
     use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn a_wait_of_years_is_one_that_filters_let_through() {
+        let epoll = Epoll::new().unwrap();
+        let (mut a, b) = UnixStream::pair().unwrap();
+        epoll.add(&b, 1, Interest::READ).unwrap();
+        a.write_all(b"x").unwrap();
+        let mut ready = Vec::new();
+        epoll.wait(&mut ready, Some(Duration::MAX)).unwrap();
+        assert_eq!(ready.len(), 1);
+        // epoll_pwait(2) takes milliseconds, as a C int.
+        assert!(i32::try_from(LONGEST.as_millis()).is_ok());
+    }
 
     #[test]
     fn reports_the_token_of_the_ready_descriptor_only() {

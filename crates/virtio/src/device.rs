@@ -105,6 +105,10 @@ pub trait VirtioDevice: Send {
     /// The transport sets `DEVICE_NEEDS_RESET`.
     fn activate(&mut self, activation: Activation) -> Result<(), DeviceError>;
 
+    /// Its driver gives up all that it has asked for: called before [`VirtioDevice::deactivate`] where a reset is the reason. What the device
+    /// has not begun need not be done; most devices have begun everything.
+    fn discard(&mut self) {}
+
     /// Stops to work and gives the queues back: no thread of the device touches guest memory afterwards, and every
     /// buffer taken has been used, or stands in [`ActiveQueue::held`]. Empty when the device was not active.
     fn deactivate(&mut self) -> Vec<ActiveQueue>;

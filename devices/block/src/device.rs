@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use ::device::SpaceAlarm;
 use base::{StopSignal, Worker};
@@ -65,6 +66,8 @@ pub(crate) struct Block {
     engine: Engine,
     limits: RateLimiters,
     no_space: NoSpace,
+    /// Requests that wait for a rate limiter when the workers stop are nobody's any more.
+    discards: Arc<AtomicBool>,
     metrics: Arc<Metrics>,
     features: u64,
     config: ConfigSpace,
@@ -87,6 +90,7 @@ impl Block {
             engine,
             limits,
             no_space,
+            discards: Arc::default(),
             metrics: Arc::new(metrics),
             queue_sizes: vec![QUEUE_SIZE; usize::from(queues)],
             workers: Vec::new(),
@@ -138,6 +142,7 @@ impl VirtioDevice for Block {
         if activation.queues.first().is_none_or(|queue| queue.index != 0) {
             return Err(DeviceError::MissingQueue(0));
         }
+        self.discards.store(false, Ordering::Release);
         let has_flush = activation.features & (1 << VIRTIO_BLK_F_FLUSH) != 0;
         for queue in activation.queues {
             let server = Server {
@@ -149,6 +154,7 @@ impl VirtioDevice for Block {
                 metrics: Arc::clone(&self.metrics),
                 limits: self.limits.clone(),
                 no_space: self.no_space.clone(),
+                discards: Arc::clone(&self.discards),
                 durable: !has_flush,
             };
             match self.start(server) {
@@ -161,6 +167,10 @@ impl VirtioDevice for Block {
             }
         }
         Ok(())
+    }
+
+    fn discard(&mut self) {
+        self.discards.store(true, Ordering::Release);
     }
 
     fn deactivate(&mut self) -> Vec<ActiveQueue> {

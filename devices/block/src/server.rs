@@ -4,6 +4,7 @@
 //! one look at whether the driver wants an interrupt.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use base::StopSignal;
@@ -31,6 +32,8 @@ pub(crate) struct Server {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) limits: RateLimiters,
     pub(crate) no_space: NoSpace,
+    /// Whether what waits for a rate limiter when this stops is nobody's any more.
+    pub(crate) discards: Arc<AtomicBool>,
     /// Writes are on stable storage before they are answered.
     pub(crate) durable: bool,
 }
@@ -83,6 +86,9 @@ impl Server {
                 under_way += taken.started;
                 more = taken.more;
                 broken |= self.is_broken(taken.error);
+            }
+            if stopping && self.discards.load(Ordering::Acquire) {
+                under_way -= throttle.discard();
             }
             let pause = throttle.release(stopping, &self.metrics, |io| backend.submit(io));
             let answered = self.answer(memory, completions, &mut answers);

@@ -1,8 +1,9 @@
 //! Throttling of a disk: requests wait here until the rate limiter of their direction lets them through. Knows neither the ring
 //! nor how requests are carried out.
 //!
-//! Each direction is first in, first out, and one does not wait for the other. What waits when the worker has to stop is let
-//! through as a debt: a driver that resets its device gains nothing by it.
+//! Each direction is first in, first out, and one does not wait for the other. What waits when the machine is paused is let through as
+//! a debt. What waits when a driver resets its device is not done at all, or a guest would have as much as it likes by resetting it
+//! again and again.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -95,6 +96,14 @@ impl<'m> Throttle<'m> {
                 self.write.queued.push_back(io);
             }
         }
+    }
+
+    /// Drops what waits; how many requests that were.
+    pub(crate) fn discard(&mut self) -> usize {
+        [&mut self.read, &mut self.write]
+            .into_iter()
+            .map(|direction| direction.queued.drain(..).count())
+            .sum()
     }
 
     /// Lets through what may pass, or `all`; says when to ask again, if anything has to wait.

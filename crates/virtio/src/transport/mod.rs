@@ -282,6 +282,7 @@ impl VirtioPciDevice {
 
     fn reset_state(&self, state: &mut State) {
         if matches!(std::mem::replace(&mut state.phase, Phase::Idle), Phase::Active) {
+            state.device.discard();
             drop(state.device.deactivate());
         }
         state.device.reset();
