@@ -27,6 +27,19 @@ pub(crate) fn is_dma_fault(line: &str) -> bool {
 
 /// What the kernel has said since of what concerns it, at the level of warnings and above.
 pub(crate) fn complaints(log: &mut fs::File) -> Result<Vec<String>> {
+    said(log, |level, line| {
+        level <= 4 && WORDS.iter().any(|word| line.contains(word))
+    })
+}
+
+/// System calls that have ended a process of ours since, as its filter does not have them (audit, `AUDIT_SECCOMP`).
+pub(crate) fn forbidden_calls(log: &mut fs::File) -> Result<Vec<String>> {
+    said(log, |_, line| {
+        line.contains("audit: type=1326 ") && line.contains("basalt") && line.contains(" sig=31 ")
+    })
+}
+
+fn said(log: &mut fs::File, concerns: impl Fn(u32, &str) -> bool) -> Result<Vec<String>> {
     let mut all = Vec::new();
     let mut buffer = [0; 8192];
     loop {
@@ -35,7 +48,7 @@ pub(crate) fn complaints(log: &mut fs::File) -> Result<Vec<String>> {
                 let line = String::from_utf8_lossy(buffer.get(..count).unwrap_or_default()).into_owned();
                 let level: u32 = line.split(',').next().unwrap_or_default().parse().unwrap_or(0);
                 // Above 7 it is a program that speaks (kmsg(4)).
-                if level <= 4 && WORDS.iter().any(|word| line.contains(word)) {
+                if level <= 7 && concerns(level, &line) {
                     all.push(line);
                 }
             }

@@ -12,7 +12,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use crate::daemon::TEMPLATES;
-use crate::{AGAIN, Case, LOGS, cases, leaks, stall};
+use crate::{AGAIN, Case, LOGS, cases, kernel_log, leaks, stall};
+
+/// Cases whose processes are to die of calls that their filters do not have. In all others it is a fault, also where nobody misses them.
+const ENDS_BY_FILTERS: [&str; 1] = ["jail-calls"];
 
 enum Outcome {
     Passed,
@@ -138,7 +141,8 @@ pub(crate) fn run(choice: &Choice<'_>, patience: u32, logs: &Path) -> Result<boo
 fn one(case: &Case, limit: Duration, logs: &Path, again: bool) -> Result<Outcome> {
     let directory = logs.join(case.name);
     std::fs::create_dir_all(&directory).with_context(|| format!("cannot make {}", directory.display()))?;
-    let output = File::create(directory.join("output"))?;
+    let mut output = File::create(directory.join("output"))?;
+    let mut log = kernel_log::kernel_log()?;
     // Not by its path: a newer one may have been put there while the cases run.
     let mut child = Command::new("/proc/self/exe")
         .args(["host", case.name])
@@ -146,13 +150,23 @@ fn one(case: &Case, limit: Duration, logs: &Path, again: bool) -> Result<Outcome
         .envs(again.then_some((AGAIN, "1")))
         .stdin(Stdio::null())
         .stdout(output.try_clone()?)
-        .stderr(output)
+        .stderr(output.try_clone()?)
         .process_group(0)
         .spawn()?;
     let deadline = Instant::now() + limit;
     loop {
         if let Some(status) = child.try_wait()? {
-            if status.success() {
+            let calls = match ENDS_BY_FILTERS.contains(&case.name) {
+                true => Vec::new(),
+                false => kernel_log::forbidden_calls(&mut log)?,
+            };
+            for call in &calls {
+                writeln!(
+                    output,
+                    "a process was ended for a system call that its filter does not have: {call}"
+                )?;
+            }
+            if status.success() && calls.is_empty() {
                 return Ok(Outcome::Passed);
             }
             let told = std::fs::read(directory.join("output"))?;
