@@ -6,7 +6,7 @@ use accel_proto::opencl::{
 };
 use accel_proto::{List, Plain as _};
 
-use crate::api::{Code, check};
+use crate::api::{Code, P, check};
 use crate::marshal::{Answer, Properties, ask};
 use crate::meter::QUEUE_PROFILING_ENABLE;
 use crate::objects::{Sort, State};
@@ -20,10 +20,29 @@ const QUEUE_PROPERTIES: u32 = 0x1093;
 const QUEUE_DEVICE_DEFAULT: u32 = 0x1095;
 const QUEUE_PROPERTIES_ARRAY: u32 = 0x1098;
 const ON_DEVICE: u64 = 1 << 2;
+const DEVICE_QUEUE_ON_DEVICE_PROPERTIES: u32 = 0x104e;
+const INVALID_QUEUE_PROPERTIES: Code = Code(-35);
+
+/// Whether a queue can have these properties. Of a queue on a device that has none PoCL makes the process's end (`abort`).
+fn can_be(cx: &Session<'_>, device: P, properties: u64) -> Result<(), Code> {
+    if properties & ON_DEVICE == 0 {
+        return Ok(());
+    }
+    let mut known = 0_u64;
+    let function = cx.api().clGetDeviceInfo()?;
+    let (name, place) = (DEVICE_QUEUE_ON_DEVICE_PROPERTIES, (&raw mut known).cast());
+    // SAFETY: 1. and 2. as above; 3. the place has eight bytes.
+    let status = unsafe { function(device, name, 8, place, std::ptr::null_mut()) };
+    match status == 0 && known != 0 {
+        true => Ok(()),
+        false => Err(INVALID_QUEUE_PROPERTIES),
+    }
+}
 
 /// `clCreateCommandQueue`.
 pub(crate) fn create_command_queue(cx: &mut Session<'_>, call: &CreateCommandQueue) -> Result<(), Code> {
     let (context, device) = (cx.object(call.context)?, cx.object(call.device)?);
+    can_be(cx, device.raw(), call.properties)?;
     let measures = cx.client.tenant.meter.is_some();
     let properties = call.properties | if measures { QUEUE_PROFILING_ENABLE } else { 0 };
     let function = cx.api().clCreateCommandQueue()?;
@@ -44,6 +63,12 @@ pub(crate) fn create_command_queue_with_properties(
     let (context, device) = (cx.object(call.context)?, cx.object(call.device)?);
     let mut properties = cx.properties(call.properties.as_ref(), &[])?;
     let asked = properties.words.clone().unwrap_or_default();
+    let pairs = asked
+        .chunks_exact(2)
+        .filter(|pair| pair[0] == u64::from(QUEUE_PROPERTIES));
+    pairs
+        .into_iter()
+        .try_for_each(|pair| can_be(cx, device.raw(), pair[1]))?;
     let measures = cx.client.tenant.meter.is_some();
     let wanted = if measures {
         measure(&mut properties)

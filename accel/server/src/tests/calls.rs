@@ -226,6 +226,29 @@ fn the_command_that_tells_a_failure_is_not_carried_out() {
 }
 
 #[test]
+fn a_queue_on_a_device_that_has_none_does_not_reach_the_back_end() {
+    let client = client();
+    let mut caller = Caller::new(&client);
+    let device = caller.context(name(1, 1));
+    let words = [0x1093, 1 | 1 << 2, 0];
+    let create = |properties| CreateCommandQueueWithProperties {
+        context: name(1, 1),
+        device,
+        properties,
+        returned: name(1, 1),
+    };
+    assert_eq!(caller.status(&create(Some(List::new(&words)))), -35);
+    let plain = CreateCommandQueue {
+        context: name(1, 1),
+        device,
+        properties: 1 | 1 << 2,
+        returned: name(1, 1),
+    };
+    assert_eq!(caller.status(&plain), -35);
+    assert_eq!(caller.status(&create(Some(List::new(&[0x1093, 1, 0])))), 0);
+}
+
+#[test]
 fn maps_are_of_their_object() {
     let client = client();
     let mut caller = Caller::new(&client);
