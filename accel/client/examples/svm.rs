@@ -345,6 +345,55 @@ impl Program {
         self.free(memory);
     }
 
+    /// Writes what is read there by a command that nobody has waited for, while one behind that waits for what this thread does later.
+    fn written_from_where_is_read_to(&self) {
+        let (mut code, none, no_event) = (0, ptr::null(), ptr::null_mut());
+        let create = cl!(self.cl, clCreateBuffer(Ptr, u64, usize, *const u8, *mut i32) -> Ptr);
+        // CL_MEM_COPY_HOST_PTR
+        let from = create(self.context, 1 << 5, 64, [6; 64].as_ptr(), &raw mut code);
+        let to = create(self.context, 1 << 5, 64, [0; 64].as_ptr(), &raw mut code);
+        let gate = cl!(self.cl, clCreateUserEvent(Ptr, *mut i32) -> Ptr)(self.context, &raw mut code);
+        check("clCreateUserEvent", code);
+        let (read, write) = (
+            typed!(self, "clEnqueueReadBuffer", Read),
+            typed!(self, "clEnqueueWriteBuffer", Read),
+        );
+        let marker = cl!(
+            self.cl,
+            clEnqueueMarkerWithWaitList(Ptr, u32, *const Ptr, *mut Ptr) -> i32
+        );
+        let mut between = [0_u8; 64];
+        let at = between.as_mut_ptr().cast();
+        check(
+            "clEnqueueReadBuffer",
+            read(self.queue, from, 0, 0, 64, at, 0, none, no_event),
+        );
+        check(
+            "clEnqueueMarkerWithWaitList",
+            marker(self.queue, 1, &raw const gate, no_event),
+        );
+        check(
+            "clEnqueueWriteBuffer",
+            write(self.queue, to, 0, 0, 64, at, 0, none, no_event),
+        );
+        let set = cl!(self.cl, clSetUserEventStatus(Ptr, i32) -> i32);
+        check("clSetUserEventStatus", set(gate, 0));
+        let mut back = [0_u8; 64];
+        let at = back.as_mut_ptr().cast();
+        check(
+            "clEnqueueReadBuffer",
+            read(self.queue, to, 1, 0, 64, at, 0, none, no_event),
+        );
+        assert_eq!(back, [6; 64], "written from where is read to");
+        for buffer in [from, to] {
+            check(
+                "clReleaseMemObject",
+                cl!(self.cl, clReleaseMemObject(Ptr) -> i32)(buffer),
+            );
+        }
+        check("clReleaseEvent", cl!(self.cl, clReleaseEvent(Ptr) -> i32)(gate));
+    }
+
     /// Has memory freed in the queue again and again, and waits for other commands alone.
     fn freed_behind_what_is_waited_for(&self) {
         let begun = virtual_memory();
@@ -435,6 +484,7 @@ fn main() {
     program.copies();
     program.unmapped_at_once();
     program.read_into_while_mapped();
+    program.written_from_where_is_read_to();
     program.freed_behind_what_is_waited_for();
     println!("all of the list and all copies are right");
 }

@@ -97,6 +97,13 @@ impl Shape {
         end.checked_add(self.begin).filter(|end| *end <= isize::MAX as u64)
     }
 
+    /// Where in memory it begins, and how many bytes there are up to the end of its last row.
+    pub(crate) fn at_address(&self, address: usize) -> (usize, u64) {
+        let begin = usize::try_from(self.begin).unwrap_or(usize::MAX);
+        let length = self.extent().unwrap_or_default().saturating_sub(self.begin);
+        (address.saturating_add(begin), length)
+    }
+
     /// Where each row begins, and how long it is. Without gaps it is one.
     fn each_row(&self, mut each: impl FnMut(usize, usize)) {
         let number = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);

@@ -35,7 +35,7 @@ pub(crate) fn pattern(pattern: Option<&[u8]>, pattern_size: u64, offset: u64, si
     }
 }
 
-/// So many bytes from an offset on are within a buffer. Of memory whose length is not known here nothing is.
+/// So many bytes from an offset on are within a buffer. What is not known here is left to the server.
 pub(crate) fn in_bounds(buffer: &Object, offset: u64, size: u64) -> Result<(), Code> {
     let state = mapping::state(buffer)?;
     let end = offset.checked_add(size).ok_or(Code::INVALID_VALUE)?;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use accel_proto::opencl as calls;
+use accel_proto::{List, opencl as calls};
 
 use crate::arguments::{In, Objects, Opaque, Out, Ref};
 use crate::codes::Code;
@@ -125,6 +125,21 @@ pub(crate) extern "C" fn get_event_info(
         };
         Wanted { size, value, size_ret }.give(&answer)
     })
+}
+
+/// Until all of these commands have ended; an error if one has failed.
+pub(crate) fn await_all(connection: &'static Connection, events: &[Arc<Object>]) -> Result<(), Code> {
+    let handles: Vec<_> = events.iter().map(|event| event.handle()).collect();
+    let objects: Vec<&Object> = events.iter().map(AsRef::as_ref).collect();
+    let call = calls::WaitForEvents {
+        num_events: u32::try_from(handles.len()).map_err(|_| Code::OUT_OF_HOST_MEMORY)?,
+        event_list: Some(List::new(&handles)),
+    };
+    let lists = [objects.as_slice()];
+    let (call, answer) = connection.call(|_| call, &Touched::new(&[], &lists), true)?;
+    answer.success(&call)?;
+    objects.iter().for_each(|event| is_complete_now(event));
+    Ok(())
 }
 
 /// `clWaitForEvents`.

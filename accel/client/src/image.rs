@@ -69,9 +69,11 @@ fn host_shape(format: ImageFormat, desc: &ImageDesc) -> Result<Shape, Code> {
     Shape::rows([width, rows, slices], desc.row_pitch, slice_pitch).map_err(|_| Code::INVALID_IMAGE_DESCRIPTOR)
 }
 
-/// Pixels each way. What the kind of image has no use for counts as one.
+/// Pixels each way. What the kind of image has no use for counts as one; where it has mip levels, one of these numbers is a level
+/// (cl_khr_mipmap_image), so nothing is said.
 fn extent(desc: &ImageDesc) -> [u64; 3] {
     match desc.image_type {
+        _ if desc.num_mip_levels > 1 => [u64::MAX; 3],
         IMAGE2D => [desc.width, desc.height, 1],
         IMAGE3D => [desc.width, desc.height, desc.depth],
         IMAGE1D_ARRAY => [desc.width, desc.array_size, 1],

@@ -91,7 +91,7 @@ pub(crate) struct KernelState {
     arguments: Mutex<BTreeMap<u32, Argument>>,
     /// Forms that arguments have taken.
     taken: Mutex<BTreeSet<(u32, Form)>>,
-    launched: Mutex<BTreeSet<Shape>>,
+    launched: Mutex<Launched>,
     count: OnceLock<u32>,
     /// Which of them are known to be buffers, or not to be.
     buffers: Mutex<BTreeMap<u32, bool>>,
@@ -186,24 +186,41 @@ fn number(bytes: &[u8]) -> Option<u32> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Shape {
     queue: u32,
-    dimensions: usize,
+    /// None of a task.
+    dimensions: u32,
+    has_size: bool,
     local: Option<[u64; 3]>,
     none: [bool; 3],
     uneven: [bool; 3],
 }
 
 impl Shape {
-    fn of(queue: &Object, global: Option<&[u64]>, local: Option<&[u64]>) -> Self {
+    fn of(queue: &Object, dimensions: u32, global: Option<&[u64]>, local: Option<&[u64]>) -> Self {
         let size = |sizes: Option<&[u64]>, index: usize| sizes.and_then(|sizes| sizes.get(index)).copied().unwrap_or(1);
         let each =
             |what: fn(u64, u64) -> bool| std::array::from_fn(|index| what(size(global, index), size(local, index)));
         Self {
             queue: queue.raw(),
-            dimensions: global.map_or(0, <[u64]>::len),
+            dimensions,
+            has_size: global.is_some(),
             local: local.map(|_| std::array::from_fn(|index| size(local, index))),
             none: each(|global, _| global == 0),
             uneven: each(|global, local| !global.is_multiple_of(local.max(1))),
         }
+    }
+}
+
+/// Launches that the back end has taken, and how often all of them were forgotten.
+#[derive(Debug, Default)]
+struct Launched {
+    shapes: BTreeSet<Shape>,
+    forgotten: u64,
+}
+
+impl Launched {
+    fn forget(&mut self) {
+        self.shapes.clear();
+        self.forgotten += 1;
     }
 }
 
@@ -220,15 +237,18 @@ impl<'a> Launch<'a> {
     pub(crate) fn of(
         kernel: &'a Object,
         queue: &Object,
+        dimensions: u32,
         global: Option<&[u64]>,
         local: Option<&[u64]>,
     ) -> Result<Self, Code> {
+        // A child of fork has no part in what its parent's threads have locked.
+        kernel.connection()?;
         let count = count(kernel)?;
         let state = state(kernel)?;
         if lock(&state.arguments).len() < usize::try_from(count).unwrap_or(usize::MAX) {
             return Err(Code::INVALID_KERNEL_ARGS);
         }
-        let shape = Shape::of(queue, global, local);
+        let shape = Shape::of(queue, dimensions, global, local);
         Ok(Self { state, shape })
     }
 
@@ -239,16 +259,24 @@ impl<'a> Launch<'a> {
         call: &C,
         touched: &Touched<'_>,
     ) -> Result<(), Code> {
-        if lock(&self.state.launched).contains(&self.shape) {
-            return connection.send(call, touched);
-        }
+        let before = {
+            let launched = lock(&self.state.launched);
+            if launched.shapes.contains(&self.shape) {
+                drop(launched);
+                return connection.send(call, touched);
+            }
+            launched.forgotten
+        };
         let (call, answer) = connection.call(|_| *call, touched, false)?;
         answer.success(&call)?;
         let mut launched = lock(&self.state.launched);
-        if launched.len() >= SHAPES {
-            launched.clear();
+        if launched.shapes.len() >= SHAPES {
+            launched.shapes.clear();
         }
-        launched.insert(self.shape);
+        // What was put with another size of local memory says nothing of this one.
+        if launched.forgotten == before {
+            launched.shapes.insert(self.shape);
+        }
         Ok(())
     }
 }
@@ -337,7 +365,7 @@ pub(crate) extern "C" fn set_kernel_arg(kernel: Ref, arg_index: u32, arg_size: u
             (_, Some(object)) => Argument::Object(object),
             (None, None) => {
                 // A back end may have room for one size of a work-group's memory, and not for another.
-                lock(&state(kernel)?.launched).clear();
+                lock(&state(kernel)?.launched).forget();
                 Argument::Local(arg_size)
             }
             (Some(bytes), None) if arg_size <= KEPT => Argument::Bytes(bytes.to_vec()),

@@ -5,6 +5,7 @@
 //! brought the data of each command that is complete to where the application reads it. Knows no ring.
 
 use std::collections::BTreeMap;
+use std::ops::Not as _;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -39,9 +40,9 @@ pub(crate) struct Delivery {
 impl Delivery {
     /// Whether it goes to one of so many bytes from an address on.
     pub(crate) fn goes_to(&self, address: usize, length: u64) -> bool {
-        let begins_within = self.address.checked_sub(address).is_some_and(|at| (at as u64) < length);
-        let extent = self.shape.extent().unwrap_or_default();
-        begins_within || address.checked_sub(self.address).is_some_and(|at| (at as u64) < extent)
+        let (own, extent) = self.shape.at_address(self.address);
+        let begins_within = own.checked_sub(address).is_some_and(|at| (at as u64) < length);
+        begins_within || address.checked_sub(own).is_some_and(|at| (at as u64) < extent)
     }
 }
 
@@ -177,18 +178,23 @@ pub(crate) fn settle(connection: &'static Connection, finished: Option<(&Object,
         // What only holds a part of the arena is not worth a question.
         let asks = left.delivery.is_some() || !left.frees.is_empty();
         let is_behind = behind.iter().any(|queue| Arc::ptr_eq(queue, &left.queue));
-        let is_complete = of_queue
-            || left.event.as_ref().is_some_and(|event| {
-                let is_known = event::is_known_complete(event);
-                if is_known || !asks || is_behind {
-                    return is_known;
-                }
-                let is_complete = event::state(event).is_ok_and(|state| state <= 0);
-                if !is_complete && queue::is_in_order(&left.queue) {
+        let mut is_complete = of_queue;
+        if let Some(event) = left.event.as_ref().filter(|_| !of_queue) {
+            is_complete = event::is_known_complete(event);
+            if !is_complete && asks && !is_behind {
+                let state = event::state(event);
+                is_complete = state.is_ok_and(|state| state > 0).not();
+                if is_complete && state != Ok(0) {
+                    // It has failed, or was never made: it brings nothing.
+                    connection
+                        .pending
+                        .deliveries
+                        .fetch_sub(usize::from(left.delivery.take().is_some()), Ordering::SeqCst);
+                } else if !is_complete && queue::is_in_order(&left.queue) {
                     behind.push(Arc::clone(&left.queue));
                 }
-                is_complete
-            });
+            }
+        }
         if !is_complete {
             kept.push((number, left));
             continue;
@@ -224,11 +230,20 @@ pub(crate) fn settle(connection: &'static Connection, finished: Option<(&Object,
 
 /// Waits for the queues whose commands hold parts of the arena, so that there is space again.
 pub(crate) fn reclaim(connection: &'static Connection) -> Result<(), Code> {
-    finish_those(connection, |_| true)
+    let mut queues: Vec<Arc<Object>> = Vec::new();
+    // Not while another thread has them out of the list.
+    let settling = lock(&connection.pending.settling);
+    for (_, left) in lock(&connection.pending.list).iter() {
+        if !queues.iter().any(|known| Arc::ptr_eq(known, &left.queue)) {
+            queues.push(Arc::clone(&left.queue));
+        }
+    }
+    drop(settling);
+    queues.iter().try_for_each(|queue| queue::finish_queue(queue))
 }
 
-/// Waits until data is there that goes to a part of the application's memory. What puts a command that reads that part does so first, as
-/// the part is read when the command is put, and not when it is carried out.
+/// Waits until data is there that goes to a part of the application's memory, and for nothing else. What puts a command that reads that
+/// part does so first, as the part is read when the command is put, and not when it is carried out.
 pub(crate) fn bring(
     connection: &'static Connection,
     address: usize,
@@ -239,21 +254,20 @@ pub(crate) fn bring(
         return Ok(());
     }
     let goes_there = |delivery: &Delivery| delivery.goes_to(address, length) && is_it(delivery);
-    finish_those(connection, |left| left.delivery.as_ref().is_some_and(goes_there))
-}
-
-/// Finishes the queues of commands that have left such things.
-fn finish_those(connection: &'static Connection, is_it: impl Fn(&Left) -> bool) -> Result<(), Code> {
-    let mut queues: Vec<Arc<Object>> = Vec::new();
     // Not while another thread has them out of the list.
     let settling = lock(&connection.pending.settling);
-    for (_, left) in lock(&connection.pending.list).iter().filter(|(_, left)| is_it(left)) {
-        if !queues.iter().any(|known| Arc::ptr_eq(known, &left.queue)) {
-            queues.push(Arc::clone(&left.queue));
-        }
-    }
+    let events: Vec<_> = lock(&connection.pending.list)
+        .iter()
+        .filter(|(_, left)| left.delivery.as_ref().is_some_and(goes_there))
+        .filter_map(|(_, left)| left.event.clone())
+        .collect();
     drop(settling);
-    queues.iter().try_for_each(|queue| queue::finish_queue(queue))
+    if events.is_empty() {
+        return Ok(());
+    }
+    // One that has failed brings nothing, which is told by its own queue.
+    _ = event::await_all(connection, &events);
+    settle(connection, None)
 }
 
 /// Whether commands of a queue have left anything.

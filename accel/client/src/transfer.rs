@@ -49,7 +49,8 @@ impl Transfer<'_> {
         let connection = self.queue.connection()?;
         let length = self.shape.extent().ok_or(Code::INVALID_VALUE)?;
         if self.way == Way::ToServer {
-            pending::bring(connection, self.address, length, |_| true)?;
+            let (begin, length) = self.shape.at_address(self.address);
+            pending::bring(connection, begin, length, |_| true)?;
         }
         let lies = lies(connection, self.address, length)?;
         let span = Span {

@@ -1,6 +1,7 @@
 //! The library as a program has it: opened by dlopen(3), called through the dispatch table, with a server at a socket.
 #![allow(unsafe_code, reason = "what is tested is a library of C functions")]
 
+#[allow(dead_code, reason = "of which this needs some")]
 mod support;
 
 use std::ptr;
@@ -11,7 +12,7 @@ use accel_proto::Call;
 use accel_proto::opencl as calls;
 use accel_transport::Transport;
 use support::library::{Library, Ptr, Ready};
-use support::server::Server;
+use support::server::{REFUSED, Server};
 
 const ARENA: u64 = 8 << 20;
 
@@ -42,6 +43,7 @@ by_rings_and_by_streams! {
     mapped_memory_is_the_arena_or_the_programs_own
     memory_that_is_unmapped_before_anybody_knows_that_it_is_mapped_stays_as_it_was
     what_a_command_brings_to_the_programs_memory_the_next_one_takes_from_there
+    what_is_read_behind_a_read_that_is_refused_comes
     data_that_the_arena_cannot_hold_goes_in_pieces_and_what_is_held_is_reclaimed
     who_waits_for_a_transfer_has_it_in_pieces_and_who_does_not_gets_it_whole
     objects_are_released_when_nothing_needs_them_and_names_come_back
@@ -329,6 +331,25 @@ fn what_a_command_brings_to_the_programs_memory_the_next_one_takes_from_there(wa
     let mut back = [0; 16];
     assert_eq!(library.read(queue, shown, true, &mut back), 0);
     assert_eq!(back, [7; 16]);
+}
+
+fn what_is_read_behind_a_read_that_is_refused_comes(ways: &[Transport]) {
+    let server = Server::start_by(ways, ARENA);
+    let mut library = Library::open(&server.socket);
+    let Ready { context, queue, .. } = library.ready();
+    let buffer = library.buffer(context, 1, 16, ptr::null_mut());
+    assert_eq!(library.write(queue, buffer, true, &[7; 16]), 0);
+    let (mut refused, mut back, mut event) = ([1; REFUSED], [0; 16], ptr::null());
+    assert_eq!(library.read(queue, buffer, false, &mut refused), 0);
+    assert_eq!(library.read(queue, buffer, false, &mut back), 0);
+    let marker = cl!(library, clEnqueueMarker(Ptr, *mut Ptr) -> i32);
+    assert_eq!(marker(queue, &raw mut event), 0);
+    assert_eq!(
+        cl!(library, clWaitForEvents(u32, *const Ptr) -> i32)(1, &raw const event),
+        0
+    );
+    assert_eq!((back, refused), ([7; 16], [1; REFUSED]));
+    assert_eq!(library.finish(queue), -5);
 }
 
 /// A map of a whole buffer, for reading and writing.

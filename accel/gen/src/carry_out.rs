@@ -125,6 +125,15 @@ impl<'a> Body<'a> {
                         "    {object}.rect_in_bounds((&call.{origin}, &call.{region}), (call.{row}, call.{slice}))?;"
                     );
                 }
+                "pixels_in_bounds" => {
+                    let [region, buffer, offset] = &check.arguments[1..] else {
+                        continue;
+                    };
+                    _ = writeln!(
+                        self.before,
+                        "    crate::manual::pixels_in_bounds(cx, &{object}, &call.{region}, (&{buffer}, call.{offset}))?;"
+                    );
+                }
                 // Of images the back end compares regions itself; what of them is in the arena is by hand.
                 _ => {}
             }

@@ -456,15 +456,16 @@ impl Stub<'_> {
         let queue = matches!(&self.command.flow, Flow::Async { queue: Some(_), .. });
         let launches = queue && objects.iter().any(|name| name == "kernel");
         if launches {
-            let sizes = ["global_work_size", "local_work_size"].map(|name| {
-                self.params()
-                    .find(|param| param.name == name)
-                    .map_or("None", |param| &param.name)
-            });
+            let given = |name, none: &str| {
+                let found = self.params().find(|param| param.name == name);
+                found.map_or(none.to_owned(), |param| param.name.clone())
+            };
             _ = writeln!(
                 body,
-                "let launch = kernel::Launch::of(kernel, {first}, {}, {})?;",
-                sizes[0], sizes[1]
+                "let launch = kernel::Launch::of(kernel, {first}, {}, {}, {})?;",
+                given("work_dim", "0"),
+                given("global_work_size", "None"),
+                given("local_work_size", "None")
             );
         }
         _ = writeln!(body, "let connection = {first}.connection()?;");

@@ -106,7 +106,7 @@ pub trait VirtioDevice: Send {
     fn activate(&mut self, activation: Activation) -> Result<(), DeviceError>;
 
     /// Its driver gives up all that it has asked for: called before [`VirtioDevice::deactivate`] where a reset is the reason. What the device
-    /// has not begun need not be done; most devices have begun everything.
+    /// has not begun need not be done, and is answered with an error; most devices have begun everything.
     fn discard(&mut self) {}
 
     /// Stops to work and gives the queues back: no thread of the device touches guest memory afterwards, and every

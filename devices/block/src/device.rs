@@ -66,7 +66,7 @@ pub(crate) struct Block {
     engine: Engine,
     limits: RateLimiters,
     no_space: NoSpace,
-    /// Requests that wait for a rate limiter when the workers stop are nobody's any more.
+    /// Requests that wait for a rate limiter when the workers stop are not done any more.
     discards: Arc<AtomicBool>,
     metrics: Arc<Metrics>,
     features: u64,

@@ -32,7 +32,7 @@ pub(crate) struct Server {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) limits: RateLimiters,
     pub(crate) no_space: NoSpace,
-    /// Whether what waits for a rate limiter when this stops is nobody's any more.
+    /// Whether what waits for a rate limiter when this stops is not done any more.
     pub(crate) discards: Arc<AtomicBool>,
     /// Writes are on stable storage before they are answered.
     pub(crate) durable: bool,

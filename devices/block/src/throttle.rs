@@ -98,7 +98,7 @@ impl<'m> Throttle<'m> {
         }
     }
 
-    /// Drops what waits; how many requests that were.
+    /// Drops what waits, which answers it with an I/O error; how many requests that were.
     pub(crate) fn discard(&mut self) -> usize {
         [&mut self.read, &mut self.write]
             .into_iter()

@@ -156,18 +156,10 @@ fn one(case: &Case, limit: Duration, logs: &Path, again: bool) -> Result<Outcome
     let deadline = Instant::now() + limit;
     loop {
         if let Some(status) = child.try_wait()? {
-            let calls = match ENDS_BY_FILTERS.contains(&case.name) {
-                true => Vec::new(),
-                false => kernel_log::forbidden_calls(&mut log)?,
-            };
-            for call in &calls {
-                writeln!(
-                    output,
-                    "a process was ended for a system call that its filter does not have: {call}"
-                )?;
-            }
-            if status.success() && calls.is_empty() {
-                return Ok(Outcome::Passed);
+            match forbidden(case, &mut log, &mut output)? {
+                true => return Ok(Outcome::Failed),
+                false if status.success() => return Ok(Outcome::Passed),
+                false => (),
             }
             let told = std::fs::read(directory.join("output"))?;
             return Ok(if stall::tells(&String::from_utf8_lossy(&told)) {
@@ -187,7 +179,26 @@ fn one(case: &Case, limit: Duration, logs: &Path, again: bool) -> Result<Outcome
     child.wait()?;
     leaks::kill_left_over()?;
     start_daemon()?;
-    Ok(Outcome::TimedOut)
+    Ok(match forbidden(case, &mut log, &mut output)? {
+        true => Outcome::Failed,
+        false => Outcome::TimedOut,
+    })
+}
+
+/// Whether a process of ours has died of its filter since, which is told in the case's output.
+fn forbidden(case: &Case, log: &mut File, output: &mut File) -> Result<bool> {
+    if ENDS_BY_FILTERS.contains(&case.name) {
+        return Ok(false);
+    }
+    let calls = kernel_log::forbidden_calls(log)?;
+    for call in &calls {
+        let call = call.lines().next().unwrap_or_default();
+        writeln!(
+            output,
+            "a process was ended for a system call that its filter does not have: {call}"
+        )?;
+    }
+    Ok(!calls.is_empty())
 }
 
 /// What a case left in `directory` before it is made once more.

@@ -413,8 +413,9 @@ impl Drop for Vm {
                 "a VMM was ended by signal {signal}; of SIGSYS (31) the host's `dmesg` says which call was not allowed"
             );
         }
-        // The VMM may have come to tell of it only now.
-        if readable(&self.vmm.client, Duration::ZERO).is_ok_and(|readable| readable)
+        // The VMM may have come to tell of it only now, or before its answer.
+        let has_told = |vmm: &Vmm| vmm.client.has_events() || readable(&vmm.client, Duration::ZERO).is_ok_and(|it| it);
+        if has_told(&self.vmm)
             && let Ok(Event::Ended(reason)) = self.vmm.client.wait_event()
         {
             eprintln!("{}{reason}", stall::BY_ITSELF);

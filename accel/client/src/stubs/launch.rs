@@ -33,7 +33,7 @@ pub(crate) extern "C" fn enqueue_nd_range_kernel(
         let global_work_size = global_work_size.list(u64::from(work_dim))?;
         let local_work_size = local_work_size.list(u64::from(work_dim))?;
         let event_wait_list = event::wait_list(&event_wait_list, num_events_in_wait_list)?;
-        let launch = kernel::Launch::of(kernel, command_queue, global_work_size, local_work_size)?;
+        let launch = kernel::Launch::of(kernel, command_queue, work_dim, global_work_size, local_work_size)?;
         let connection = command_queue.connection()?;
         let told = event::wanted(connection, command_queue, event)?;
         let made: Vec<&Object> = told.iter().map(AsRef::as_ref).collect();
@@ -130,7 +130,7 @@ pub(crate) extern "C" fn enqueue_task(
         let command_queue = command_queue.object::<calls::CommandQueue>()?;
         let kernel = kernel.object::<calls::Kernel>()?;
         let event_wait_list = event::wait_list(&event_wait_list, num_events_in_wait_list)?;
-        let launch = kernel::Launch::of(kernel, command_queue, None, None)?;
+        let launch = kernel::Launch::of(kernel, command_queue, 0, None, None)?;
         let connection = command_queue.connection()?;
         let told = event::wanted(connection, command_queue, event)?;
         let made: Vec<&Object> = told.iter().map(AsRef::as_ref).collect();

@@ -16,6 +16,9 @@ use accel_window::Window;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use wire::packet::PacketSocket;
 
+/// A read of so many bytes is refused.
+pub(crate) const REFUSED: usize = 13;
+
 /// The largest work-group.
 pub(crate) const LOCAL: u64 = 8;
 
@@ -42,6 +45,8 @@ struct Shared {
     /// Before each record but calls that are waited for.
     pause: AtomicU64,
     asked: Mutex<HashMap<u16, u64>>,
+    /// Of these, the ones whose answer somebody waited for.
+    waited: AtomicU64,
     ends: AtomicBool,
 }
 
@@ -117,6 +122,11 @@ impl Server {
         self.shared.asked.lock().unwrap().get(&op).copied().unwrap_or_default()
     }
 
+    /// How many calls have come whose answer was waited for.
+    pub(crate) fn waited(&self) -> u64 {
+        self.shared.waited.load(Ordering::SeqCst)
+    }
+
     /// How many objects of a kind there are.
     pub(crate) fn objects(&self, c_type: &str) -> usize {
         let state = self.shared.state.lock().unwrap();
@@ -181,7 +191,9 @@ fn take(mut end: ServerEnd, window: &Window, shared: &Shared) {
         reader.finish().unwrap();
         *shared.asked.lock().unwrap().entry(record.op()).or_default() += 1;
         let waits = record.flags().unwrap().waits();
-        if !waits {
+        if waits {
+            shared.waited.fetch_add(1, Ordering::SeqCst);
+        } else {
             std::thread::sleep(Duration::from_micros(shared.pause.load(Ordering::SeqCst)));
         }
         let answer = answer(&call, window, shared, waits);
@@ -221,8 +233,9 @@ fn answer(call: &AnyCall<'_>, window: &Window, shared: &Shared, waits: bool) -> 
         reply
     };
     if !waits {
-        if status != 0 {
-            shared.state.lock().unwrap().failed = status;
+        let mut state = shared.state.lock().unwrap();
+        if state.failed == 0 {
+            state.failed = status;
         }
         return None;
     }
@@ -320,7 +333,20 @@ fn reply(call: &AnyCall<'_>, window: &Window, shared: &Shared, writer: &mut Writ
         _ => {}
     }
     let status = act(call, window, shared);
+    if status != 0 {
+        unmake(call, shared);
+    }
     told(status, call.failed(status))
+}
+
+/// What a call that was refused was to make is not there.
+fn unmake(call: &AnyCall<'_>, shared: &Shared) {
+    call.effects(&mut |effect, object| {
+        if let (accel_proto::Effect::Creates, accel_proto::Object::Handle(object)) = (effect, object) {
+            let mut state = shared.state.lock().unwrap();
+            state.objects.remove(&(object.c_type, object.raw));
+        }
+    });
 }
 
 /// Does what a call that only has a status does.
@@ -357,6 +383,7 @@ fn act(call: &AnyCall<'_>, window: &Window, shared: &Shared) -> i32 {
             let at = usize::try_from(call.offset).unwrap();
             state.buffers.get_mut(&call.buffer.raw()).unwrap()[at..at + bytes.len()].copy_from_slice(&bytes);
         }
+        AnyCall::EnqueueReadBuffer(call) if usize::try_from(call.size) == Ok(REFUSED) => return -5,
         AnyCall::EnqueueReadBuffer(call) => copy_out(window, &state, call.buffer.raw(), call.offset, call.ptr.unwrap()),
         AnyCall::EnqueueMapBuffer(call) => copy_out(window, &state, call.buffer.raw(), call.offset, call.returned),
         AnyCall::EnqueueUnmapMemObject(call) => {

@@ -62,6 +62,7 @@ pub(super) fn enqueue_copy_image_to_buffer(
     )?;
     let event_wait_list = cx.objects(call.event_wait_list.as_ref())?;
     let mut event = cx.place(call.event);
+    crate::manual::pixels_in_bounds(cx, &src_image, &call.region, (&dst_buffer, call.dst_offset))?;
     let function = cx.api().clEnqueueCopyImageToBuffer()?;
     // SAFETY: 1. the function is the back end's of that name and has these types (`Api`); 2. objects are held until it
     // returns; 3. pointers are to as much as the numbers beside them say, or into the arena, which outlives all
@@ -101,6 +102,7 @@ pub(super) fn enqueue_copy_buffer_to_image(
     )?;
     let event_wait_list = cx.objects(call.event_wait_list.as_ref())?;
     let mut event = cx.place(call.event);
+    crate::manual::pixels_in_bounds(cx, &dst_image, &call.region, (&src_buffer, call.src_offset))?;
     let function = cx.api().clEnqueueCopyBufferToImage()?;
     // SAFETY: 1. the function is the back end's of that name and has these types (`Api`); 2. objects are held until it
     // returns; 3. pointers are to as much as the numbers beside them say, or into the arena, which outlives all

@@ -359,6 +359,17 @@ fn check_span(
     }
 }
 
+/// Whether a region's pixels, without gaps, are within a buffer from an offset on.
+pub(crate) fn pixels_in_bounds(
+    cx: &Session<'_>,
+    image: &Held,
+    region: &List<'_, u64>,
+    (buffer, offset): (&Held, u64),
+) -> Result<(), Code> {
+    let bytes = region_bytes(cx, image, three(region), [0, 0])?;
+    buffer.in_bounds((offset, bytes))
+}
+
 /// `clEnqueueReadImage`.
 pub(crate) fn enqueue_read_image(cx: &mut Session<'_>, call: &EnqueueReadImage<'_>) -> Result<(), Code> {
     let (queue, image) = (cx.object(call.command_queue)?, cx.object(call.image)?);

@@ -26,7 +26,7 @@ pub(crate) use device::create_sub_devices;
 pub(crate) use event::{get_event_info, get_event_profiling_info};
 pub(crate) use image::{
     create_image, create_image_with_properties, create_image2d, create_image3d, description2d, description3d,
-    enqueue_read_image, enqueue_write_image, image_region,
+    enqueue_read_image, enqueue_write_image, image_region, pixels_in_bounds,
 };
 pub(crate) use image_memory::all as image_bytes;
 pub(crate) use kernel::set_kernel_arg;

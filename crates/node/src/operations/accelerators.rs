@@ -26,7 +26,9 @@ const WITH_ITS_MACHINE: Duration = Duration::from_millis(500);
 impl Node {
     /// All that have one, whether they run or not.
     pub(crate) fn list_accelerators(&self) -> Vec<AcceleratorInfo> {
-        let entries: Vec<Arc<Entry>> = self.entries().values().cloned().collect();
+        let has_one = |entry: &Arc<Entry>| entry.stored().sandbox.config.accelerator.is_some();
+        let mut entries: Vec<Arc<Entry>> = self.entries().values().cloned().collect();
+        entries.retain(has_one);
         let end = Instant::now() + PATIENCE_WITH_ALL;
         let ask = |entry: &Arc<Entry>| {
             self.accelerator_info(entry, PATIENCE.min(end.saturating_duration_since(Instant::now())))

@@ -101,6 +101,10 @@ impl VirtioDevice for Observer {
         Ok(())
     }
 
+    fn discard(&mut self) {
+        self.device.discard();
+    }
+
     fn deactivate(&mut self) -> Vec<ActiveQueue> {
         let queues = self.device.deactivate();
         self.log.stopped(&queues);
