@@ -196,16 +196,24 @@ struct Shape {
 
 impl Shape {
     fn of(queue: &Object, dimensions: u32, global: Option<&[u64]>, local: Option<&[u64]>) -> Self {
-        let size = |sizes: Option<&[u64]>, index: usize| sizes.and_then(|sizes| sizes.get(index)).copied().unwrap_or(1);
-        let each =
-            |what: fn(u64, u64) -> bool| std::array::from_fn(|index| what(size(global, index), size(local, index)));
+        let sizes = |sizes: Option<&[u64]>| {
+            let mut all = [1; 3];
+            sizes
+                .into_iter()
+                .flatten()
+                .zip(&mut all)
+                .for_each(|(size, at)| *at = *size);
+            all
+        };
+        let (works, groups) = (sizes(global), sizes(local));
+        let is_uneven = |index: usize| local.is_some() && !works[index].is_multiple_of(groups[index].max(1));
         Self {
             queue: queue.raw(),
             dimensions,
             has_size: global.is_some(),
-            local: local.map(|_| std::array::from_fn(|index| size(local, index))),
-            none: each(|global, _| global == 0),
-            uneven: each(|global, local| !global.is_multiple_of(local.max(1))),
+            local: local.map(|_| groups),
+            none: works.map(|size| size == 0),
+            uneven: std::array::from_fn(is_uneven),
         }
     }
 }
@@ -214,12 +222,24 @@ impl Shape {
 #[derive(Debug, Default)]
 struct Launched {
     shapes: BTreeSet<Shape>,
+    /// Most launches are as the one before.
+    last: Option<Shape>,
     forgotten: u64,
 }
 
 impl Launched {
+    fn has(&mut self, shape: &Shape) -> bool {
+        if self.last.as_ref() == Some(shape) {
+            return true;
+        }
+        let is_known = self.shapes.contains(shape);
+        self.last = is_known.then_some(*shape);
+        is_known
+    }
+
     fn forget(&mut self) {
         self.shapes.clear();
+        self.last = None;
         self.forgotten += 1;
     }
 }
@@ -260,8 +280,8 @@ impl<'a> Launch<'a> {
         touched: &Touched<'_>,
     ) -> Result<(), Code> {
         let before = {
-            let launched = lock(&self.state.launched);
-            if launched.shapes.contains(&self.shape) {
+            let mut launched = lock(&self.state.launched);
+            if launched.has(&self.shape) {
                 drop(launched);
                 return connection.send(call, touched);
             }
@@ -272,6 +292,7 @@ impl<'a> Launch<'a> {
         let mut launched = lock(&self.state.launched);
         if launched.shapes.len() >= SHAPES {
             launched.shapes.clear();
+            launched.last = None;
         }
         // What was put with another size of local memory says nothing of this one.
         if launched.forgotten == before {
