@@ -127,18 +127,16 @@ pub(crate) extern "C" fn get_event_info(
     })
 }
 
-/// Until all of these commands have ended; an error if one has failed.
-pub(crate) fn await_all(connection: &'static Connection, events: &[Arc<Object>]) -> Result<(), Code> {
-    let handles: Vec<_> = events.iter().map(|event| event.handle()).collect();
-    let objects: Vec<&Object> = events.iter().map(AsRef::as_ref).collect();
+/// Until its command has ended; an error if that has failed.
+pub(crate) fn wait_for(connection: &'static Connection, event: &Object) -> Result<(), Code> {
+    let handles = [event.handle()];
     let call = calls::WaitForEvents {
-        num_events: u32::try_from(handles.len()).map_err(|_| Code::OUT_OF_HOST_MEMORY)?,
+        num_events: 1,
         event_list: Some(List::new(&handles)),
     };
-    let lists = [objects.as_slice()];
-    let (call, answer) = connection.call(|_| call, &Touched::new(&[], &lists), true)?;
+    let (call, answer) = connection.call(|_| call, &Touched::new(&[event], &[]), true)?;
     answer.success(&call)?;
-    objects.iter().for_each(|event| is_complete_now(event));
+    is_complete_now(event);
     Ok(())
 }
 

@@ -5,7 +5,6 @@
 //! brought the data of each command that is complete to where the application reads it. Knows no ring.
 
 use std::collections::BTreeMap;
-use std::ops::Not as _;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -183,7 +182,7 @@ pub(crate) fn settle(connection: &'static Connection, finished: Option<(&Object,
             is_complete = event::is_known_complete(event);
             if !is_complete && asks && !is_behind {
                 let state = event::state(event);
-                is_complete = state.is_ok_and(|state| state > 0).not();
+                is_complete = !state.is_ok_and(|state| state > 0);
                 if is_complete && state != Ok(0) {
                     // It has failed, or was never made: it brings nothing.
                     connection
@@ -265,8 +264,10 @@ pub(crate) fn bring(
     if events.is_empty() {
         return Ok(());
     }
-    // One that has failed brings nothing, which is told by its own queue.
-    _ = event::await_all(connection, &events);
+    for event in &events {
+        // One that has failed brings nothing, which is told by its own queue.
+        _ = event::wait_for(connection, event);
+    }
     settle(connection, None)
 }
 
