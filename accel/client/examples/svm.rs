@@ -378,6 +378,8 @@ impl Program {
         );
         let set = cl!(self.cl, clSetUserEventStatus(Ptr, i32) -> i32);
         check("clSetUserEventStatus", set(gate, 0));
+        // CL_INVALID_OPERATION, at once.
+        assert_eq!(set(gate, 0), -59, "an event is set once");
         let mut back = [0_u8; 64];
         let at = back.as_mut_ptr().cast();
         check(

@@ -43,9 +43,6 @@ const LOOK: Duration = Duration::from_micros(20);
 /// If it is set every call is waited for, so that errors are told where they arise.
 const SYNCHRONOUS: &str = "BASALT_ACCEL_SYNC";
 
-/// Calls that others may wait for: their records do not wait for more to go with.
-const AT_ONCE: [u16; 1] = [<calls::Flush as Call<'_>>::OP];
-
 thread_local! {
     /// The end that this thread used last.
     static LAST_END: Cell<usize> = const { Cell::new(usize::MAX) };
@@ -169,7 +166,8 @@ impl Connection {
         }
         let (_order, index, mut way) = self.turn(touched)?;
         self.put_call(index, &mut way, call, touched)?;
-        if AT_ONCE.contains(&C::OP) {
+        // Others may wait for what was put: it does not wait for more to go with.
+        if C::OP == <calls::Flush as Call<'_>>::OP {
             self.lost(way.end.flush(FOREVER))?;
         }
         Ok(())

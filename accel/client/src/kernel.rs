@@ -222,24 +222,12 @@ impl Shape {
 #[derive(Debug, Default)]
 struct Launched {
     shapes: BTreeSet<Shape>,
-    /// Most launches are as the one before.
-    last: Option<Shape>,
     forgotten: u64,
 }
 
 impl Launched {
-    fn has(&mut self, shape: &Shape) -> bool {
-        if self.last.as_ref() == Some(shape) {
-            return true;
-        }
-        let is_known = self.shapes.contains(shape);
-        self.last = is_known.then_some(*shape);
-        is_known
-    }
-
     fn forget(&mut self) {
         self.shapes.clear();
-        self.last = None;
         self.forgotten += 1;
     }
 }
@@ -280,8 +268,8 @@ impl<'a> Launch<'a> {
         touched: &Touched<'_>,
     ) -> Result<(), Code> {
         let before = {
-            let mut launched = lock(&self.state.launched);
-            if launched.has(&self.shape) {
+            let launched = lock(&self.state.launched);
+            if launched.shapes.contains(&self.shape) {
                 drop(launched);
                 return connection.send(call, touched);
             }
@@ -292,7 +280,6 @@ impl<'a> Launch<'a> {
         let mut launched = lock(&self.state.launched);
         if launched.shapes.len() >= SHAPES {
             launched.shapes.clear();
-            launched.last = None;
         }
         // What was put with another size of local memory says nothing of this one.
         if launched.forgotten == before {

@@ -28,6 +28,20 @@ fn are_answered(driver: &mut Driver, mut pushed: Vec<Pushed>) {
     }
 }
 
+/// So slow that what waits for it waits for longer than any test does.
+const SLOWEST: BlockRate = BlockRate {
+    operations_per_second: None,
+    bytes_per_second: Some(1),
+};
+
+/// Limits of writes alone.
+fn writes_at(write: BlockRate) -> BlockLimits {
+    BlockLimits {
+        read: BlockRate::default(),
+        write,
+    }
+}
+
 fn operations(rate: u64) -> BlockRate {
     BlockRate {
         operations_per_second: Some(rate),
@@ -43,11 +57,7 @@ fn a_rate_of_one_direction_holds_and_leaves_the_other_alone() {
             write: BlockRate::default(),
         };
         // At the reads' rate the second write would wait for 512 seconds, which is longer than the driver does.
-        let slowest = BlockRate {
-            operations_per_second: None,
-            bytes_per_second: Some(1),
-        };
-        let mut driver = limited(engine, reads_at(slowest));
+        let mut driver = limited(engine, reads_at(SLOWEST));
         for _ in 0..100 {
             assert_eq!(write(&mut driver, 0, &pattern(1, 512)), OK);
         }
@@ -67,14 +77,11 @@ fn a_rate_of_one_direction_holds_and_leaves_the_other_alone() {
 #[test]
 fn a_rate_of_bytes_counts_data() {
     for engine in ENGINES {
-        let limits = BlockLimits {
-            read: BlockRate::default(),
-            write: BlockRate {
-                bytes_per_second: Some(1 << 20),
-                operations_per_second: None,
-            },
+        let rate = BlockRate {
+            bytes_per_second: Some(1 << 20),
+            operations_per_second: None,
         };
-        let mut driver = limited(engine, limits);
+        let mut driver = limited(engine, writes_at(rate));
         let begun = Instant::now();
         for _ in 0..8 {
             assert_eq!(write(&mut driver, 0, &pattern(1, 64 << 10)), OK);
@@ -88,15 +95,7 @@ fn a_rate_of_bytes_counts_data() {
 #[test]
 fn a_reset_gives_up_what_waits() {
     for engine in ENGINES {
-        let slowest = BlockRate {
-            operations_per_second: None,
-            bytes_per_second: Some(1),
-        };
-        let limits = BlockLimits {
-            read: BlockRate::default(),
-            write: slowest,
-        };
-        let mut driver = limited(engine, limits);
+        let mut driver = limited(engine, writes_at(SLOWEST));
         for round in 0..3_u64 {
             let pushed: Vec<Pushed> = (0..20)
                 .map(|number| {
@@ -125,15 +124,7 @@ fn a_reset_gives_up_what_waits() {
 #[test]
 fn a_pause_does_what_waits() {
     for engine in ENGINES {
-        let slowest = BlockRate {
-            operations_per_second: None,
-            bytes_per_second: Some(1),
-        };
-        let limits = BlockLimits {
-            read: BlockRate::default(),
-            write: slowest,
-        };
-        let mut driver = limited(engine, limits);
+        let mut driver = limited(engine, writes_at(SLOWEST));
         let mut pushed: Vec<Pushed> = (0..20)
             .map(|_| driver.push(0, &[&header(VIRTIO_BLK_T_OUT, 0), &pattern(2, 512)], &[1]))
             .collect();
