@@ -208,7 +208,7 @@ pub(crate) fn test() -> Vec<Step> {
     steps.push(dkms::package_for_tests().after(&["apt-packages"]));
     steps.push(sandbox::other_images().check().after(&["first-sandbox"]));
     // Not beside what takes all processors: cases have time limits. The emulator takes one of two, and the other is for the tests,
-    // one step of them at a time and at the lowest priority, and for their build where that has not ended yet.
+    // at the lowest priority, and for their build where that has not ended yet.
     let before = ["other-images", "module-package", "deny"];
     steps.push(
         cases::cases()
