@@ -1,7 +1,7 @@
 //! An accelerator in a sandbox: a program with the usual loader computes on the host's OpenCL driver by forwarded calls, several at once;
 //! a server that is killed, a sandbox that ends, and what is refused. Two sandboxes have their parts of the time, and one whose server is
-//! gone says so. One that is saved goes on in its clones, and when it is put back, with what it had on the accelerator. Calls that are waited
-//! for leave the guest alone. The guest's half is `accelerator.py` beside this file.
+//! gone says so. One that is saved goes on in its clones, and when it is put back, with what it had on the accelerator, also where it owns
+//! its CPU. Calls that are waited for leave the guest alone. The guest's half is `accelerator.py` beside this file.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -39,8 +39,8 @@ const FILES: [&str; 2] = ["/usr/bin/clinfo", "/usr/lib/x86_64-linux-gnu/libOpenC
 const CALLS: u64 = 1000;
 const MOST_EXITS: u64 = CALLS / 5;
 
-/// How long two sandboxes compute side by side, in seconds; and the part of the time that the one with a quarter may have, in percent.
-const SIDE_BY_SIDE: u64 = 15;
+/// How long two sandboxes are watched while they compute side by side; and the part of the time that the one with a quarter may have, in percent.
+const SIDE_BY_SIDE: Duration = Duration::from_secs(10);
 const A_QUARTER: std::ops::RangeInclusive<u64> = 15..=35;
 
 /// How long both sides look for a call, in microseconds: in an emulated host all takes a hundred times as long as on a real one.
@@ -121,6 +121,7 @@ fn host(host: &Host) -> Result<()> {
         daemon.ok(&[&words[..], &[daemon.image(), "--", "sleep", "10000"]].concat())?;
         calls_leave_the_guest_alone(&daemon, &[BARE])?;
         daemon.ok(&["rm", "-f", BARE])?;
+        what_owns_its_cpu_goes_on(&daemon, &volume)?;
         module.unload()?;
     }
     daemon.end()
@@ -181,33 +182,87 @@ fn parent(pid: Pid) -> Option<Pid> {
     Pid::from_raw(line.trim().parse().ok()?)
 }
 
+/// Starts a sandbox whose program has a kernel and so many mebibytes of numbers; tells the time that they took to be made, in us.
+fn keeps(daemon: &Daemon<'_>, name: &str, more: &[&str], mebibytes: &str) -> Result<u64> {
+    let words = ["run", "-d", "--name", name, "--memory", "256m"];
+    let program = [daemon.image(), "--", "python3", "/cl/accelerator.py", "keep", mebibytes];
+    daemon.ok(&[&words[..], more, &program].concat())?;
+    let wait = "until [ -e /tmp/ready ]; do sleep 0.05; done; cat /tmp/ready";
+    let made = daemon.ok(&["exec", name, "sh", "-c", wait])?;
+    made.trim().parse().with_context(|| format!("{made:?}"))
+}
+
+/// Has the program add a number to all of its, which are `all` then; tells the time that took, in us.
+fn add(daemon: &Daemon<'_>, sandbox: &str, number: u64, all: u64) -> Result<u64> {
+    let ask = format!("echo {number} > /tmp/ask; cat /tmp/answer");
+    let said = daemon.ok(&["exec", sandbox, "sh", "-c", &ask])?;
+    // The first number and the last, and the time.
+    let numbers: Vec<u64> = said.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
+    ensure!(
+        numbers.len() == 3 && numbers[..2] == [all, all],
+        "{sandbox}: {said:?} where both are {all}"
+    );
+    Ok(numbers[2])
+}
+
+/// The longest time that nothing came from a sandbox that says something each 5 ms, while it is saved.
+fn stands_still(daemon: &Daemon<'_>, sandbox: &str, snapshot: &str) -> Result<Duration> {
+    const SAYS: &str = "import time\nwhile True: print(flush=True); time.sleep(0.005)";
+    let mut command = daemon.command(&["exec", sandbox, "python3", "-c", SAYS]);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
+    let mut lines = BufReader::new(child.stdout.take().context("its output")?).lines();
+    lines.next().context("it says nothing")??;
+    let mut longest = Duration::ZERO;
+    std::thread::scope(|scope| -> Result<()> {
+        let saves = scope.spawn(|| daemon.ok(&["snapshot", "create", sandbox, snapshot]));
+        let mut last = Instant::now();
+        while !saves.is_finished() {
+            lines.next().context("it says nothing more")??;
+            longest = longest.max(last.elapsed());
+            last = Instant::now();
+        }
+        saves.join().expect("it does not panic").map(drop)
+    })?;
+    child.kill()?;
+    child.wait()?;
+    Ok(longest)
+}
+
+/// One that owns its CPU is saved and removed; its clone goes on, and is put back.
+fn what_owns_its_cpu_goes_on(daemon: &Daemon<'_>, volume: &str) -> Result<()> {
+    let accelerator = "opencl:window=32m,memory=64m";
+    keeps(
+        daemon,
+        BARE,
+        &["--class", "bare", "--accel", accelerator, "-v", volume],
+        "4",
+    )?;
+    add(daemon, BARE, 7, 7)?;
+    daemon.ok(&["snapshot", "create", BARE, "owns"])?;
+    add(daemon, BARE, 1, 8)?;
+    daemon.ok(&["rm", "-f", BARE])?;
+    daemon.ok(&["clone", "--name", "owner", "owns"])?;
+    let class = daemon.ok(&["inspect", "owner"])?;
+    ensure!(class.contains("\"bare\""), "its clone is of another class: {class}");
+    add(daemon, "owner", 10, 17)?;
+    daemon.ok(&["snapshot", "create", "owner", "later"])?;
+    add(daemon, "owner", 1, 18)?;
+    daemon.ok(&["rollback", "owner", "later"])?;
+    add(daemon, "owner", 2, 19)?;
+    daemon.ok(&["rm", "-f", "owner"])?;
+    for snapshot in ["owns", "later"] {
+        daemon.ok(&["snapshot", "rm", snapshot])?;
+    }
+    Ok(())
+}
+
 /// A program with a kernel and memory on the accelerator goes on with both: in a clone, in a clone of that, and when it is put back.
 fn what_is_saved_goes_on(daemon: &Daemon<'_>, volume: &str) -> Result<()> {
-    let run = |name: &str, more: &[&str], command: &[&str]| {
-        let words = ["run", "-d", "--name", name, "--memory", "256m", "-v", volume];
-        daemon.ok(&[&words[..], more, &[daemon.image(), "--"], command].concat())
-    };
-    run(
-        "kept",
-        &["--accel", "opencl:window=64m,memory=256m"],
-        &["python3", "/cl/accelerator.py", "keep", "64"],
-    )?;
-    let wait = "until [ -e /tmp/ready ]; do sleep 0.05; done; cat /tmp/ready";
-    let made = daemon.ok(&["exec", "kept", "sh", "-c", wait])?;
-    let made: u64 = made.trim().parse().with_context(|| format!("{made:?}"))?;
-    // Its answer: the first number and the last, and how long that took.
-    let add = |sandbox: &str, number: u64, all: u64| -> Result<u64> {
-        let ask = format!("echo {number} > /tmp/ask; cat /tmp/answer");
-        let said = daemon.ok(&["exec", sandbox, "sh", "-c", &ask])?;
-        let numbers: Vec<u64> = said.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
-        ensure!(
-            numbers.len() == 3 && numbers[..2] == [all, all],
-            "{sandbox}: {said:?} where both are {all}"
-        );
-        Ok(numbers[2])
-    };
+    let accelerator = ["--accel", "opencl:window=64m,memory=256m", "-v", volume];
+    let made = keeps(daemon, "kept", &accelerator, "64")?;
+    let add = |sandbox: &str, number: u64, all: u64| add(daemon, sandbox, number, all);
     add("kept", 1, 1)?;
-    daemon.ok(&["snapshot", "create", "kept", "ready"])?;
+    let still = stands_still(daemon, "kept", "ready")?;
     let begun = Instant::now();
     daemon.ok(&["clone", "--name", "twin", "ready"])?;
     let launch = add("twin", 10, 11)?;
@@ -222,15 +277,9 @@ fn what_is_saved_goes_on(daemon: &Daemon<'_>, volume: &str) -> Result<()> {
     daemon.ok(&["snapshot", "verify", "ready"])?;
 
     // The same without an accelerator, for what a clone takes by itself.
-    run(
-        "plain",
-        &[],
-        &[
-            "sh",
-            "-c",
-            "mkfifo /tmp/ask /tmp/answer; while read -r x < /tmp/ask; do echo $x > /tmp/answer; done",
-        ],
-    )?;
+    let script = "mkfifo /tmp/ask /tmp/answer; while read -r x < /tmp/ask; do echo $x > /tmp/answer; done";
+    let words = ["run", "-d", "--name", "plain", "--memory", "256m", daemon.image()];
+    daemon.ok(&[&words[..], &["--", "sh", "-c", script]].concat())?;
     daemon.ok(&[
         "exec",
         "plain",
@@ -238,15 +287,17 @@ fn what_is_saved_goes_on(daemon: &Daemon<'_>, volume: &str) -> Result<()> {
         "-c",
         "until [ -p /tmp/answer ]; do sleep 0.05; done",
     ])?;
-    daemon.ok(&["snapshot", "create", "plain", "plain"])?;
+    let plain = stands_still(daemon, "plain", "plain")?;
     let begun = Instant::now();
     daemon.ok(&["clone", "--name", "other", "plain"])?;
     daemon.ok(&["exec", "other", "sh", "-c", "echo 1 > /tmp/ask; cat /tmp/answer"])?;
     let without = begun.elapsed();
     tell(&format!(
         "context, program and 64 MiB made in {made} us; a clone that has launched took {} us more than one without an accelerator, {launch} \
-         of them for the launch",
-        with.saturating_sub(without).as_micros()
+         of them for the launch; the sandbox stood still for {} ms while it was saved, and the one without for {} ms",
+        with.saturating_sub(without).as_micros(),
+        still.as_millis(),
+        plain.as_millis()
     ));
     daemon.ok(&["rm", "-f", "kept", "twin", "third", "plain", "other"])?;
     for snapshot in ["ready", "later", "plain"] {
@@ -257,9 +308,8 @@ fn what_is_saved_goes_on(daemon: &Daemon<'_>, volume: &str) -> Result<()> {
 
 /// Two that always have work have time by their shares, of which the one has three times the other's.
 fn parts_of_the_time(daemon: &Daemon<'_>, [small, big]: [&str; 2]) -> Result<()> {
-    let seconds = SIDE_BY_SIDE.to_string();
     let load = |sandbox| -> Result<_> {
-        let mut command = daemon.command(&["exec", sandbox, "python3", "/cl/accelerator.py", "load", &seconds]);
+        let mut command = daemon.command(&["exec", sandbox, "python3", "/cl/accelerator.py", "load"]);
         let mut child = command.stdout(Stdio::piped()).spawn()?;
         let lines = BufReader::new(child.stdout.take().context("its output")?).lines();
         Ok((child, lines))
@@ -272,9 +322,11 @@ fn parts_of_the_time(daemon: &Daemon<'_>, [small, big]: [&str; 2]) -> Result<()>
     // What was computed until now was not beside anybody.
     std::thread::sleep(Duration::from_secs(2));
     let before = [used(daemon, small)?, used(daemon, big)?];
-    std::thread::sleep(Duration::from_secs(SIDE_BY_SIDE * 2 / 3));
+    std::thread::sleep(SIDE_BY_SIDE);
     let after = [used(daemon, small)?, used(daemon, big)?];
-    for (mut child, _) in loads {
+    // Not after a time of their own: the one may be ready long before the other.
+    for (sandbox, (mut child, _)) in [small, big].into_iter().zip(loads) {
+        daemon.ok(&["exec", sandbox, "touch", "/tmp/enough"])?;
         ensure!(child.wait()?.success(), "a program that computes has failed");
     }
     let [small_used, big_used] = [after[0] - before[0], after[1] - before[1]];
