@@ -115,7 +115,7 @@ type Query = extern "C" fn(Ptr, Ptr, u32, usize, *mut u8, *mut usize) -> i32;
 /// The client's process: prints how many seconds its calls took.
 fn work(checks: bool) -> Result<()> {
     let cl = Loader::open();
-    let (context, queue) = first_queue(&cl);
+    let (context, queue) = first_queue(&cl, 0);
     let (kernel, buffer) = made(&cl, context, checks);
     let set = cl!(cl, clSetKernelArg(Ptr, u32, usize, *const u8) -> i32);
     // SAFETY: the API's functions that are named here have these types.

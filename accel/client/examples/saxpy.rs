@@ -34,7 +34,7 @@ const LAUNCHES: u32 = 2000;
 
 /// A context, a queue, and a kernel.
 fn prepare(cl: &Loader) -> (Ptr, Ptr, Ptr) {
-    let (context, queue) = first_queue(cl);
+    let (context, queue) = first_queue(cl, 0);
     let mut code = 0;
     let source = SOURCE.as_ptr();
     let program = cl!(

@@ -476,7 +476,7 @@ fn virtual_memory() -> usize {
 
 fn main() {
     let cl = Loader::open();
-    let (context, queue) = first_queue(&cl);
+    let (context, queue) = first_queue(&cl, 0);
     let program = Program { cl, context, queue };
     if std::env::args().any(|argument| argument == "refusals") {
         return program.refusals();

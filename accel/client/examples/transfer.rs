@@ -75,7 +75,7 @@ fn main() {
         .nth(1)
         .map_or(20, |rounds| rounds.parse().expect("a number of rounds"));
     let cl = Loader::open();
-    let (context, queue) = first_queue(&cl);
+    let (context, queue) = first_queue(&cl, 0);
     let mut code = 0;
     let create = cl!(&cl, clCreateBuffer(Ptr, u64, usize, *mut u8, *mut i32) -> Ptr);
     let buffer = create(context, READ_WRITE, SIZE, ptr::null_mut(), &raw mut code);

@@ -1,7 +1,7 @@
 //! `cargo xtask accel-clients --figures`: how long launches and transfers take natively and forwarded, in turn in one run.
 //!
 //! What is judged is forwarded beside native, of the best and of the median: numbers of one side alone say more of the machine and of
-//! what it does besides. PoCL is the driver: oclgrind interprets. Knows how clpeak and `transfer` (an example of the client's) print.
+//! what it does besides. PoCL is the driver: oclgrind interprets. Knows how clpeak, `transfer` and `launch` (examples of the client's) print.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,7 +16,7 @@ use crate::runner::{Report, Task};
 /// What is measured, by the start of its name and what its program is run with.
 struct Figure {
     name: &'static str,
-    /// What is asked for, for the table.
+    /// What is asked for, for the table; nothing of what only tells where the time goes.
     wanted: &'static str,
     /// Less of it is better.
     is_time: bool,
@@ -26,6 +26,21 @@ const FIGURES: &[Figure] = &[
     Figure {
         name: "launch, default device, us",
         wanted: "<= 1.05 x native",
+        is_time: true,
+    },
+    Figure {
+        name: "launch until handed on, us",
+        wanted: "",
+        is_time: true,
+    },
+    Figure {
+        name: "launch handed on until begun, us",
+        wanted: "",
+        is_time: true,
+    },
+    Figure {
+        name: "launch that is waited for, us",
+        wanted: "",
         is_time: true,
     },
     Figure {
@@ -59,6 +74,8 @@ const FIGURES: &[Figure] = &[
 const BYTES: f64 = (64 << 20) as f64;
 /// Transfers of each kind in a round.
 const TRANSFERS: &str = "8";
+/// Launches whose stamps are read.
+const LAUNCHES: &str = "10000";
 /// For a program of a few seconds.
 const SECONDS: u64 = 300;
 
@@ -78,7 +95,7 @@ struct Row {
 
 /// Measures so many rounds, each on both sides.
 pub(super) fn measure(task: &mut Task, places: &Places, programs: &Programs, rounds: usize) -> Result<Report> {
-    let transfer = &programs.transfer;
+    let (transfer, launch) = (&programs.transfer, &programs.launch);
     let mut measured = Measured::new();
     for round in 1..=rounds {
         for (side, programs) in [None, Some(programs)].into_iter().enumerate() {
@@ -89,6 +106,7 @@ pub(super) fn measure(task: &mut Task, places: &Places, programs: &Programs, rou
                 launches(&mut on, devices, side, &mut measured)?;
                 if devices.is_none() {
                     transfers(&mut on, &transfer.to_string_lossy(), side, &mut measured)?;
+                    stamps(&mut on, &launch.to_string_lossy(), side, &mut measured)?;
                 }
             }
         }
@@ -131,6 +149,27 @@ fn transfers(on: &mut Side, program: &str, side: usize, measured: &mut Measured)
     for (name, seconds) in told {
         let seconds = results::number(seconds).with_context(|| format!("{seconds:?} are no seconds"))?;
         push(measured, &format!("{name}, GB/s"), side, BYTES / seconds / 1e9);
+    }
+    Ok(())
+}
+
+/// Where the time of a launch goes, by the medians of the driver's own stamps.
+fn stamps(on: &mut Side, program: &str, side: usize, measured: &mut Measured) -> Result<()> {
+    let mut command = on.command(program, SECONDS);
+    let ended = on.run(command.arg(LAUNCHES), SECONDS)?;
+    for (told, name) in [
+        ("handed on", "launch until handed on, us"),
+        ("begun", "launch handed on until begun, us"),
+        ("waited for", "launch that is waited for, us"),
+    ] {
+        let told = ended
+            .out
+            .iter()
+            .find_map(|line| line.strip_prefix(told)?.strip_prefix(" : "));
+        let value = told.and_then(results::number);
+        let value =
+            value.with_context(|| format!("the example `launch` told no {name}, and ended with {}", ended.how))?;
+        push(measured, name, side, value / 1000.0);
     }
     Ok(())
 }

@@ -202,15 +202,22 @@ pub(crate) fn quick() -> Step {
     .hint("`cargo xtask accel-clients --only NAME` runs all of one client; target/accel-clients has its files")
 }
 
-/// The server and the library, and the example if it is asked for, as `profile` says.
-fn build(context: &Context, task: &mut Task, profile: Profile, with_example: bool) -> Result<Programs> {
+/// The server and the library, and the examples if they are asked for, as `profile` says.
+fn build(context: &Context, task: &mut Task, profile: Profile, with_examples: bool) -> Result<Programs> {
     let mut what = vec![vec!["-p", "basalt-accel-server-bin", "--bins"]];
     let is_installed = profile.name == LIBRARY.name;
     if !is_installed {
         what.push(vec!["-p", "basalt-accel-client", "--lib"]);
     }
-    if with_example {
-        what.push(vec!["-p", "basalt-accel-client", "--example", "transfer"]);
+    if with_examples {
+        what.push(vec![
+            "-p",
+            "basalt-accel-client",
+            "--example",
+            "transfer",
+            "--example",
+            "launch",
+        ]);
     }
     for what in what {
         let mut command = crate::steps::cargo(context, &["build", "--profile", profile.name]);
@@ -219,7 +226,7 @@ fn build(context: &Context, task: &mut Task, profile: Profile, with_example: boo
         }
         task.run_within(command.args(what), BUILD)?;
     }
-    // What is measured and compared is what is installed. The example has the library compiled, too, so this comes last.
+    // What is measured and compared is what is installed. The examples have the library compiled, too, so this comes last.
     if is_installed {
         crate::steps::for_glibc(context, task)?;
     }
@@ -228,6 +235,7 @@ fn build(context: &Context, task: &mut Task, profile: Profile, with_example: boo
         server: built.join("basalt-accel-server"),
         library: built.join("libbasalt_opencl.so"),
         transfer: built.join("examples/transfer"),
+        launch: built.join("examples/launch"),
     })
 }
 

@@ -29,8 +29,9 @@ const OVERDUE: [i32; 2] = [124, 137];
 pub(super) struct Programs {
     pub(super) server: PathBuf,
     pub(super) library: PathBuf,
-    /// The example that measures transfers; built for the figures alone.
+    /// The examples that measure transfers and launches; built for the figures alone.
     pub(super) transfer: PathBuf,
+    pub(super) launch: PathBuf,
 }
 
 /// Directories of one command's run.

@@ -43,8 +43,8 @@ pub(crate) fn check(what: &str, code: i32) {
     assert_eq!(code, 0, "{what}");
 }
 
-/// A context and a queue on the first platform's first device, whose name is printed.
-pub(crate) fn first_queue(cl: &Loader) -> (Ptr, Ptr) {
+/// A context and a queue with these properties on the first platform's first device, whose name is printed.
+pub(crate) fn first_queue(cl: &Loader, properties: u64) -> (Ptr, Ptr) {
     let (mut platform, mut device, mut code) = (ptr::null(), ptr::null(), 0);
     let platforms = cl!(cl, clGetPlatformIDs(u32, *mut Ptr, *mut u32) -> i32);
     check("clGetPlatformIDs", platforms(1, &raw mut platform, ptr::null_mut()));
@@ -76,7 +76,8 @@ pub(crate) fn first_queue(cl: &Loader) -> (Ptr, Ptr) {
         &raw mut code,
     );
     check("clCreateContext", code);
-    let queue = cl!(cl, clCreateCommandQueue(Ptr, Ptr, u64, *mut i32) -> Ptr)(context, device, 0, &raw mut code);
+    let queue =
+        cl!(cl, clCreateCommandQueue(Ptr, Ptr, u64, *mut i32) -> Ptr)(context, device, properties, &raw mut code);
     check("clCreateCommandQueue", code);
     (context, queue)
 }
