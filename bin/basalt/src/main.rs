@@ -144,6 +144,7 @@ fn here(verb: Verb, output: &Output) -> anyhow::Result<u8> {
         Verb::Kill(args) => sandboxes::kill(&args, output),
         Verb::Pause(args) => sandboxes::pause(&args, output),
         Verb::Unpause(args) => sandboxes::unpause(&args, output),
+        Verb::Suspend(args) => sandboxes::suspend(&args, output),
         Verb::Wait(args) => sandboxes::wait(&args, output),
         Verb::Rm(args) => sandboxes::rm(&args, output),
         Verb::Prune(args) => sandboxes::prune(&args, output),

@@ -128,7 +128,12 @@ pub(crate) fn pause(args: &ManyArgs, output: &Output) -> Result<u8> {
     daemon::ask_for_each(&args.sandboxes, output, |sandbox| Request::Pause { sandbox })
 }
 
-/// `basalt unpause`.
+/// `basalt suspend`.
+pub(crate) fn suspend(args: &ManyArgs, output: &Output) -> Result<u8> {
+    daemon::ask_for_each(&args.sandboxes, output, |sandbox| Request::Suspend { sandbox })
+}
+
+/// `basalt unpause`, and `basalt resume`.
 pub(crate) fn unpause(args: &ManyArgs, output: &Output) -> Result<u8> {
     daemon::ask_for_each(&args.sandboxes, output, |sandbox| Request::Resume { sandbox })
 }

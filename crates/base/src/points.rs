@@ -36,6 +36,11 @@ pub const SANDBOX: &[&str] = &[
     EXEC_CONNECTED,
     PAUSE_PAUSED,
     PAUSE_RESUMED,
+    SUSPEND_WRITTEN,
+    SUSPEND_SAVED,
+    SUSPEND_ENDED,
+    RESUME_RESTORED,
+    RESUME_SPENT,
     SNAPSHOT_BEGUN,
     SNAPSHOT_HELD,
     SNAPSHOT_FROZEN,
@@ -159,6 +164,16 @@ points! {
     PAUSE_PAUSED = "pause.paused";
     /// The vCPUs of one that was paused go on, the database says paused.
     PAUSE_RESUMED = "pause.resumed";
+    /// Its memory and its disk have reached the disk, and nothing says so.
+    SUSPEND_WRITTEN = "suspend.written";
+    /// From here on it is suspended, when its VMM has ended.
+    SUSPEND_SAVED = "suspend.saved";
+    /// Its VMM has ended.
+    SUSPEND_ENDED = "suspend.ended";
+    /// It could go on, and what was saved counts.
+    RESUME_RESTORED = "resume.restored";
+    /// What was saved does not count any more.
+    RESUME_SPENT = "resume.spent";
     /// The snapshot's directory is there, with its record and another name.
     SNAPSHOT_BEGUN = "snapshot.begun";
     /// The database says that the sandbox is held still.

@@ -93,7 +93,12 @@ pub enum Request {
         /// Which.
         sandbox: String,
     },
-    /// Let them go on. [`Reply::Done`].
+    /// Save its memory on the disk and end its VM, until [`Request::Resume`]. [`Reply::Done`].
+    Suspend {
+        /// Which.
+        sandbox: String,
+    },
+    /// Let one that is paused or suspended go on. [`Reply::Done`].
     Resume {
         /// Which.
         sandbox: String,
@@ -340,6 +345,8 @@ pub enum EventKind {
     Start,
     /// It was paused.
     Pause,
+    /// It was suspended.
+    Suspend,
     /// It was paused, as the host has no space left for what it writes to its disk.
     NoSpace,
     /// It goes on.

@@ -18,6 +18,8 @@ use crate::volume::Mounted;
 ///     │            │  ▼          │
 ///     │           Exited ◀───────┘     (or by itself, from Running)
 ///     └──────────────┴──▶ Removing ──▶ gone
+///
+///  Running ──▶ (stands still) ──▶ Suspended ──▶ Starting
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -32,6 +34,8 @@ pub enum State {
     Paused,
     /// It is being stopped.
     Stopping,
+    /// Its VM is gone, and what was in its memory is on the disk: another goes on from there.
+    Suspended,
     /// Its VM is gone; its disk and log are there.
     Exited,
     /// It is being removed.
@@ -43,6 +47,11 @@ impl State {
     pub fn has_vm(self) -> bool {
         matches!(self, Self::Starting | Self::Running | Self::Paused | Self::Stopping)
     }
+
+    /// It has no VM, and is not about to get one.
+    pub fn is_off(self) -> bool {
+        matches!(self, Self::Suspended | Self::Exited)
+    }
 }
 
 impl std::fmt::Display for State {
@@ -53,6 +62,7 @@ impl std::fmt::Display for State {
             Self::Running => "running",
             Self::Paused => "paused",
             Self::Stopping => "stopping",
+            Self::Suspended => "suspended",
             Self::Exited => "exited",
             Self::Removing => "removing",
         })

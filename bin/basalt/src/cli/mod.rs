@@ -110,8 +110,12 @@ pub(crate) enum Verb {
     Kill(KillArgs),
     /// Stop sandboxes' virtual CPUs where they are.
     Pause(ManyArgs),
-    /// Let paused sandboxes go on.
+    /// Let sandboxes go on that are paused or suspended.
+    #[command(visible_alias = "resume")]
     Unpause(ManyArgs),
+    /// Save sandboxes' memory on the disk and end their virtual machines, until `basalt resume`.
+    #[command(after_help = sandbox::SUSPEND_HELP)]
+    Suspend(ManyArgs),
     /// Wait until sandboxes have ended; print their exit codes.
     Wait(ManyArgs),
     /// Remove sandboxes with their disks and logs.
@@ -231,6 +235,7 @@ impl Verb {
             | Self::Kill(_)
             | Self::Pause(_)
             | Self::Unpause(_)
+            | Self::Suspend(_)
             | Self::Wait(_)
             | Self::Rm(_)
             | Self::Prune(_)

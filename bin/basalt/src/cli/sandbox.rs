@@ -221,3 +221,13 @@ pub(crate) struct DaemonArgs {
     #[arg(long, requires = "stop")]
     pub(crate) clean: bool,
 }
+
+/// Of `suspend`.
+pub(super) const SUSPEND_HELP: &str = "\
+Examples:
+  basalt suspend web
+  basalt resume web
+
+A suspended sandbox takes no memory and no processors of the host, and outlives its reboot. It keeps
+its name, address, disk, memory and what runs in it; connections from outside end when they time out.
+`basalt stop` gives up what was in its memory.";

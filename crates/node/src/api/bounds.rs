@@ -67,6 +67,7 @@ fn needed(node: &Node, request: &Request) -> u64 {
         Request::Run(config) => to_start(config.volumes.len()),
         Request::Start { sandbox }
         | Request::Restart { sandbox, .. }
+        | Request::Resume { sandbox }
         | Request::Rollback(RollbackConfig { sandbox, .. })
         | Request::Move(MoveConfig { sandbox, .. }) => {
             // One that is not there is refused elsewhere.
@@ -75,6 +76,7 @@ fn needed(node: &Node, request: &Request) -> u64 {
         }
         Request::Clone(_)
         | Request::MakeSnapshot(_)
+        | Request::Suspend { .. }
         | Request::BuildTemplate(_)
         | Request::KeepTemplate
         | Request::OpenFiles { .. } => TO_START,

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use base::{Epoll, EventFd, Interest};
 use node_api::message::Item;
-use node_api::{ApiError, BuildConfig, ErrorKind, NodeInfo, Packet, Reply, Request, Tracing, VERSION};
+use node_api::{ApiError, BuildConfig, ErrorKind, NodeInfo, Packet, Reply, Request, State, Tracing, VERSION};
 use observe::Repeated;
 use observe::span::{self, Operation};
 use rustix::net::{SocketFlags, SocketType};
@@ -412,10 +412,7 @@ impl Connection<'_> {
                 node.stop(&node.find(&sandbox)?, Duration::from_millis(grace_ms))?;
                 Reply::Done
             }
-            Request::Kill { sandbox, signal } => {
-                node.kill(&node.find(&sandbox)?, signal)?;
-                Reply::Done
-            }
+            Request::Kill { sandbox, signal } => done(node.kill(&node.find(&sandbox)?, signal))?,
             Request::Restart { sandbox, grace_ms } => {
                 self.goes_on(node.restart(&node.find(&sandbox)?, Duration::from_millis(grace_ms)))?
             }
@@ -424,6 +421,7 @@ impl Connection<'_> {
                 Reply::Done
             }
             Request::Pause { sandbox } => done(node.pause(&*node.find(&sandbox)?))?,
+            Request::Suspend { sandbox } => done(node.suspend(&node.find(&sandbox)?))?,
             Request::Resume { sandbox } => done(node.resume(&node.find(&sandbox)?))?,
             Request::Stats { sandbox } => self.stats(&node, sandbox.as_deref())?,
             Request::Events => Reply::Done,
@@ -538,7 +536,7 @@ impl Connection<'_> {
 
     /// Waits for a sandbox's end, as long as anybody wants to know.
     fn wait(&self, entry: &Entry) -> Result<Reply, Error> {
-        while !entry.wait(Some(WAIT_STEP), |inner| inner.is_over()) {
+        while !entry.wait(Some(WAIT_STEP), |inner| inner.has_exited()) {
             if crate::vmm::process::readable(&self.socket, Duration::ZERO) {
                 return Err(Error::Cancelled);
             }
@@ -551,7 +549,7 @@ impl Connection<'_> {
 
     fn list(&self, node: &Node, all: bool) -> Result<Reply, Error> {
         for mut sandbox in node.list() {
-            if all || sandbox.state.has_vm() {
+            if all || sandbox.state.has_vm() || sandbox.state == State::Suspended {
                 // One that ends just now has none.
                 sandbox.memory_state = node.find(&sandbox.id).ok().and_then(|entry| node.memory_state(&entry));
                 self.item(Item::Sandbox(Box::new(sandbox)))?;

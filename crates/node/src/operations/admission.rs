@@ -111,7 +111,7 @@ impl Node {
         if let Some(size) = config.resources.disk {
             entry.promise_disk(self.budget.count_disk(size, &self.sandbox_paths(entry).disk()));
         }
-        if stored.sandbox.state != State::Exited {
+        if !stored.sandbox.state.is_off() {
             let stored = self.as_noted_now(entry, stored);
             let promise = self.budget.count_machine(&stored.sandbox.config, comes_by(&stored));
             entry.promise(Arc::new(promise));

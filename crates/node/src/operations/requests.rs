@@ -56,8 +56,11 @@ impl Node {
         Ok(())
     }
 
-    /// Lets them go on.
+    /// Lets them go on, or one that is suspended.
     pub(crate) fn resume(self: &Arc<Self>, entry: &Arc<Entry>) -> Result<(), Error> {
+        if entry.state() == State::Suspended {
+            return self.resume_suspended(entry);
+        }
         let _operation = entry.operate();
         let stored = entry.stored();
         let vm = entry.vm_for(Verb::Unpause)?;

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use agent_api::{Connection, Reidentify};
 use base::points;
-use node_api::{Snapshot, VolumeMount, VolumeSource};
+use node_api::{Sandbox, Snapshot, VolumeMount, VolumeSource};
 use observe::span::span;
 use vmm_api::{VmState, VmmClient};
 
@@ -84,14 +84,7 @@ impl Node {
             networked: stored.networked,
             share_slots: stored.share_slots,
         };
-        if sandbox.config.accelerator.is_some() {
-            if let Some(why) = &sandbox.accelerator_ended {
-                return Err(saved::accelerator::refused(&sandbox.name, why));
-            }
-            let _span = span("accelerator prepared");
-            let socket = self.sandbox_paths(entry).accelerator_save();
-            saved::accelerator::prepare(&sandbox.name, &socket, self.config.limits.boot)?;
-        }
+        self.prepare_accelerator(sandbox)?;
         let line = vm.line()?;
         let disk = self.sandbox_paths(entry).disk();
         // How much of its memory has to be written is known when it is.
@@ -181,15 +174,7 @@ impl Node {
     /// Everything that is done while it is held.
     pub(crate) fn save_all(&self, vm: &Vm, stored: &Stored, place: &Place) -> Result<(), Error> {
         self.save_machine(vm, stored, place)?;
-        let sandbox = &stored.sandbox;
-        if let Some(accelerator) = &sandbox.config.accelerator {
-            let _span = span("accelerator's state");
-            let socket = self.paths.sandbox(&sandbox.id).accelerator_save();
-            let path = place.accelerator();
-            let file = place.create(&path)?;
-            let limit = self.config.limits.boot + space::time_for(accelerator.most_saved());
-            saved::accelerator::save((&sandbox.name, accelerator), &socket, (&file, &path), limit)?;
-        }
+        self.save_accelerator(stored, place)?;
         if stored.sandbox.config.resources.disk.is_some() {
             let _span = span("disk copied");
             let from = self.paths.sandbox(&stored.sandbox.id).disk();
@@ -210,7 +195,34 @@ impl Node {
         Ok(())
     }
 
-    /// The same but for its disk.
+    /// Has the server of its accelerator, if it has one, do what takes time before anything stands still.
+    pub(crate) fn prepare_accelerator(&self, sandbox: &Sandbox) -> Result<(), Error> {
+        if sandbox.config.accelerator.is_none() {
+            return Ok(());
+        }
+        if let Some(why) = &sandbox.accelerator_ended {
+            return Err(saved::accelerator::refused(&sandbox.name, why));
+        }
+        let _span = span("accelerator prepared");
+        let socket = self.paths.sandbox(&sandbox.id).accelerator_save();
+        saved::accelerator::prepare(&sandbox.name, &socket, self.config.limits.boot)
+    }
+
+    /// What is on its accelerator, if it has one.
+    pub(crate) fn save_accelerator(&self, stored: &Stored, place: &Place) -> Result<(), Error> {
+        let sandbox = &stored.sandbox;
+        let Some(accelerator) = &sandbox.config.accelerator else {
+            return Ok(());
+        };
+        let _span = span("accelerator's state");
+        let socket = self.paths.sandbox(&sandbox.id).accelerator_save();
+        let path = place.accelerator();
+        let file = place.create(&path)?;
+        let limit = self.config.limits.boot + space::time_for(accelerator.most_saved());
+        saved::accelerator::save((&sandbox.name, accelerator), &socket, (&file, &path), limit)
+    }
+
+    /// Its machine alone.
     pub(crate) fn save_machine(&self, vm: &Vm, stored: &Stored, place: &Place) -> Result<(), Error> {
         const FREEZING: &str = "its commands were frozen for a snapshot";
         {

@@ -243,6 +243,16 @@ impl ToRestore {
 }
 
 impl Restored {
+    /// Waits until its accelerator, if it has one, has what was saved: whoever could not go back to that any more begins here.
+    pub(crate) fn has_accelerator(&mut self, node: &Node, entry: &Entry) -> Result<(), Error> {
+        let of_sandbox = entry.stored().sandbox.config.accelerator;
+        let Some((restoring, accelerator)) = self.accelerator.take().zip(of_sandbox) else {
+            return Ok(());
+        };
+        let _span = span("accelerator's state");
+        restoring.wait(node.config.limits.boot + space::time_for(accelerator.most_saved()))
+    }
+
     /// Lets it go on, as a machine of its own if it is to be one.
     pub(crate) fn go_on(self, node: &Node, entry: &Entry, place: &Place) -> Result<Machine, Error> {
         self.go_on_beside(node, entry, place, None::<fn(&Vm) -> Result<(), Error>>)
@@ -256,16 +266,12 @@ impl Restored {
         place: &Place,
         work: Option<impl FnOnce(&Vm) -> Result<(), Error> + Send>,
     ) -> Result<Machine, Error> {
-        let Self {
-            vm,
-            reidentification,
-            accelerator,
-        } = self;
+        let mut restored = self;
         // Before the guest goes on: its programs wait for a server no longer than their time says.
-        if let (Some(restoring), Some(accelerator)) = (accelerator, entry.stored().sandbox.config.accelerator) {
-            let _span = span("accelerator's state");
-            restoring.wait(node.config.limits.boot + space::time_for(accelerator.most_saved()))?;
-        }
+        restored.has_accelerator(node, entry)?;
+        let Self {
+            vm, reidentification, ..
+        } = restored;
         {
             let _span = span("VM started");
             vm.ask("it was resumed from a snapshot", VmmClient::resume)?;

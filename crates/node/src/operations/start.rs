@@ -284,6 +284,7 @@ impl Node {
             Some(promise) => promise,
             None => self.admit_again("start", entry, Start::Boot)?,
         };
+        self.forget_suspended(entry)?;
         self.update(entry, |stored| {
             stored.operation = Some(Operation::Start);
             stored.sandbox.restarts += 1;

@@ -54,8 +54,10 @@ impl Node {
         let stored = entry.stored();
         let state = stored.sandbox.state;
         Verb::Stop.check(&stored.sandbox)?;
-        if state == State::Exited {
-            return Ok(());
+        match state {
+            State::Exited => return Ok(()),
+            State::Suspended => return self.end_suspended(entry),
+            _ => (),
         }
         let Some(vm) = entry.vm() else {
             return self.wait_for_end(entry);
@@ -328,6 +330,9 @@ impl Node {
         // Before anybody sees that it has ended, and gives it the next one.
         drop(entry.take_promise());
         let stored = entry.stored();
+        if stored.operation.as_ref().is_some_and(Operation::leaves_suspended) {
+            return self.rests_suspended(entry);
+        }
         if stored.keeps_devices() && stored.operation.as_ref().is_some_and(&rests) {
             // There is no next machine.
             self.devices.release(&entry.id)?;
@@ -346,6 +351,22 @@ impl Node {
             }
         })?;
         self.events.tell(EventKind::Exit, &entry.stored().sandbox);
+        Ok(())
+    }
+
+    /// Its machine is gone as that of one that is suspended.
+    fn rests_suspended(&self, entry: &Entry) -> Result<(), Error> {
+        let was = entry.stored().operation;
+        self.note_change(entry, |stored| {
+            let sandbox = &mut stored.sandbox;
+            sandbox.vmm = None;
+            (sandbox.accelerator, sandbox.accelerator_ended) = (None, None);
+            stored.came_zeroed = CameZeroed::default();
+            stored.rests_as(State::Suspended);
+        })?;
+        if matches!(was, Some(Operation::Suspend { .. })) {
+            self.events.tell(EventKind::Suspend, &entry.stored().sandbox);
+        }
         Ok(())
     }
 

@@ -75,7 +75,18 @@ impl Node {
                 log::warn!("the move of sandbox {} is taken back: {reason}", entry.id);
                 self.undo_move(entry, *was, saved_at.as_deref())
             }
+            Some(Operation::Suspend { is_saved: true } | Operation::Resume { is_spent: false }) => {
+                self.clear(entry)?;
+                self.exited(entry, ended())
+            }
             Some(Operation::Snapshot) => self.let_go_on_if_there(entry),
+            Some(Operation::Suspend { is_saved: false } | Operation::Resume { is_spent: true }) => {
+                self.let_go_on_if_there(entry)?;
+                match entry.state() {
+                    State::Running => self.forget_suspended(entry),
+                    _ => Ok(()),
+                }
+            }
             Some(Operation::Stop) => self.ends(entry, ended),
             Some(Operation::Remove) => self.destroy(entry),
         }

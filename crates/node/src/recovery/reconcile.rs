@@ -58,8 +58,14 @@ impl Node {
         if entry.lock().gone || stored.operation.is_some() {
             return;
         }
-        let swept =
-            crate::saved::disk::clean_beside(&self.sandbox_paths(entry).disk()).and_then(|()| self.forget_move(entry));
+        // What one that has exited was suspended with stays until it is started or removed: its record may be of before that.
+        let runs_on = matches!(stored.sandbox.state, State::Running | State::Paused);
+        let swept = crate::saved::disk::clean_beside(&self.sandbox_paths(entry).disk())
+            .and_then(|()| self.forget_move(entry))
+            .and_then(|()| match runs_on {
+                true => self.forget_suspended(entry),
+                false => Ok(()),
+            });
         if let Err(error) = swept {
             log::warn!("what an operation has left in {} stays: {error}", directory.display());
         }
@@ -103,17 +109,29 @@ impl Node {
             // Nobody was told that it runs.
             _ if !stored.is_acknowledged() => return self.destroy(entry),
             Some(Operation::Remove) => return self.destroy(entry),
-            Some(Operation::Start | Operation::Rollback { .. }) => return self.undo(entry, RESTARTED),
+            Some(
+                Operation::Start
+                | Operation::Rollback { .. }
+                | Operation::Suspend { is_saved: true }
+                | Operation::Resume { is_spent: false },
+            ) => return self.undo(entry, RESTARTED),
             Some(Operation::Move { saved_at: Some(_), .. }) => {
                 self.undo(entry, RESTARTED)?;
                 // It goes on as what it was, and its devices come back.
                 self.follow_found(entry);
                 return Ok(());
             }
-            Some(Operation::Move { .. } | Operation::Snapshot | Operation::Stop) | None => (),
+            Some(
+                Operation::Move { .. }
+                | Operation::Snapshot
+                | Operation::Suspend { .. }
+                | Operation::Resume { .. }
+                | Operation::Stop,
+            )
+            | None => (),
         }
         match stored.sandbox.state {
-            State::Exited => match self.adopt(entry) {
+            State::Exited | State::Suspended => match self.adopt(entry) {
                 // Only an older copy of the database has forgotten that it was started again.
                 Ok(true) => {
                     self.count(entry);

@@ -250,6 +250,11 @@ impl Inner {
 
     /// It has no VM and is not about to get one.
     pub(crate) fn is_over(&self) -> bool {
+        self.gone || self.stored.sandbox.state.is_off()
+    }
+
+    /// It has come to its end.
+    pub(crate) fn has_exited(&self) -> bool {
         self.gone || self.stored.sandbox.state == State::Exited
     }
 }

@@ -5,6 +5,8 @@
 //!                 ▲           │            │
 //!                 │           ▼            │
 //!              Exited ◄─── Stopping ◄──────┘          any ─► Removing
+//!
+//!  Running ─► Suspended ─► Starting
 //! ```
 //! A state with an arrow from it that nobody asked for (Creating, Starting, Stopping, Removing) belongs to an operation that is under way
 //! (`store::operation`); the others are states of rest.
@@ -28,7 +30,9 @@ pub(crate) enum Verb {
     /// By the end of its VMM.
     Kill,
     Pause,
+    /// It goes on, if it was paused or suspended.
     Unpause,
+    Suspend,
     /// A connection to its agent.
     Exec,
     Snapshot,
@@ -51,20 +55,27 @@ impl Verb {
     pub(crate) fn admits(self, state: State) -> Result<(), &'static str> {
         let admitted = match self {
             Self::Start => state == State::Exited,
-            Self::Stop => matches!(state, State::Exited | State::Running | State::Paused | State::Stopping),
+            Self::Stop => matches!(
+                state,
+                State::Exited | State::Suspended | State::Running | State::Paused | State::Stopping
+            ),
             Self::Signal => matches!(state, State::Running | State::Stopping),
             Self::Kill => matches!(state, State::Running | State::Paused | State::Stopping),
-            Self::Pause | Self::Unpause => matches!(state, State::Running | State::Paused),
-            Self::Exec | Self::Snapshot | Self::Move | Self::Attach | Self::Detach | Self::Keep => {
+            Self::Pause => matches!(state, State::Running | State::Paused),
+            Self::Unpause => matches!(state, State::Running | State::Paused | State::Suspended),
+            Self::Exec | Self::Suspend | Self::Snapshot | Self::Move | Self::Attach | Self::Detach | Self::Keep => {
                 state == State::Running
             }
             Self::Rollback | Self::Update => matches!(state, State::Exited | State::Running | State::Paused),
-            Self::Remove => !state.has_vm(),
+            // What it has in its memory is nowhere else.
+            Self::Remove => !state.has_vm() && state != State::Suspended,
         };
         match (admitted, self, state) {
             (true, ..) => Ok(()),
             (_, Self::Remove, _) => Err("stop it first, or remove it with --force"),
             (_, Self::Start, State::Running) => Err("it runs already"),
+            (_, Self::Suspend, State::Suspended) => Err("it is that already"),
+            (.., State::Suspended) => Err("let it go on with `basalt resume`, or end it with `basalt stop`"),
             (.., State::Exited) => Err("start it again with `basalt start`"),
             (.., State::Paused) => Err("let it go on with `basalt unpause`"),
             (.., State::Creating | State::Starting) => Err("wait until it runs"),
@@ -106,7 +117,7 @@ impl Entry {
 mod tests {
     use super::*;
 
-    const STATES: [State; 7] = [
+    const STATES: [State; 8] = [
         State::Creating,
         State::Starting,
         State::Running,
@@ -114,27 +125,29 @@ mod tests {
         State::Stopping,
         State::Exited,
         State::Removing,
+        State::Suspended,
     ];
 
     #[test]
     fn every_verb_is_admitted_in_these_states_alone() {
         // In the order of `STATES`.
         let table = [
-            (Verb::Start, "-----x-"),
-            (Verb::Stop, "--xxxx-"),
-            (Verb::Signal, "--x-x--"),
-            (Verb::Kill, "--xxx--"),
-            (Verb::Pause, "--xx---"),
-            (Verb::Unpause, "--xx---"),
-            (Verb::Exec, "--x----"),
-            (Verb::Snapshot, "--x----"),
-            (Verb::Rollback, "--xx-x-"),
-            (Verb::Move, "--x----"),
-            (Verb::Attach, "--x----"),
-            (Verb::Detach, "--x----"),
-            (Verb::Update, "--xx-x-"),
-            (Verb::Keep, "--x----"),
-            (Verb::Remove, "x----xx"),
+            (Verb::Start, "-----x--"),
+            (Verb::Stop, "--xxxx-x"),
+            (Verb::Signal, "--x-x---"),
+            (Verb::Kill, "--xxx---"),
+            (Verb::Pause, "--xx----"),
+            (Verb::Unpause, "--xx---x"),
+            (Verb::Suspend, "--x-----"),
+            (Verb::Exec, "--x-----"),
+            (Verb::Snapshot, "--x-----"),
+            (Verb::Rollback, "--xx-x--"),
+            (Verb::Move, "--x-----"),
+            (Verb::Attach, "--x-----"),
+            (Verb::Detach, "--x-----"),
+            (Verb::Update, "--xx-x--"),
+            (Verb::Keep, "--x-----"),
+            (Verb::Remove, "x----xx-"),
         ];
         for (verb, states) in table {
             let admitted = STATES.map(|state| if verb.admits(state).is_ok() { 'x' } else { '-' });
@@ -149,6 +162,10 @@ mod tests {
         assert!(told(&sandbox, Verb::Exec).contains("basalt start"));
         sandbox.state = State::Running;
         assert!(told(&sandbox, Verb::Start).contains("it runs already"));
+        assert!(told(&sandbox, Verb::Remove).contains("--force"));
+        sandbox.state = State::Suspended;
+        assert!(told(&sandbox, Verb::Exec).contains("basalt resume"));
+        assert!(told(&sandbox, Verb::Suspend).contains("already"));
         assert!(told(&sandbox, Verb::Remove).contains("--force"));
         sandbox.state = State::Paused;
         assert!(told(&sandbox, Verb::Exec).contains("basalt unpause"));

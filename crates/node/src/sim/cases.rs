@@ -14,7 +14,7 @@ use agent_api::Connection;
 use node_api::{BuildConfig, Class, CloneConfig, Recipe, SandboxConfig, State};
 
 use super::faults::{Fault, INJECTED};
-use super::{Attempt, World, detach_cases, host_cases, saved_cases};
+use super::{Attempt, World, detach_cases, host_cases, saved_cases, suspend_cases};
 use crate::Error;
 use crate::error::words::with_causes;
 use crate::node::Node;
@@ -58,7 +58,13 @@ pub(super) const UNNOTICED: Case = Case {
 };
 
 /// The cases of each subject.
-const ALL: &[&[Case]] = &[CASES, saved_cases::CASES, host_cases::CASES, detach_cases::CASES];
+const ALL: &[&[Case]] = &[
+    CASES,
+    saved_cases::CASES,
+    suspend_cases::CASES,
+    host_cases::CASES,
+    detach_cases::CASES,
+];
 
 pub(super) fn nothing(_: &mut World) {}
 
@@ -464,18 +470,14 @@ pub(super) fn check(
         world.restart();
         world.is_at_rest()?;
         (case.also)(world, attempt).map_err(|wrong| format!("the next daemon: {wrong}"))?;
-        if let Some(entry) = world
-            .node()
-            .find("web")
-            .ok()
-            .filter(|entry| entry.state() == State::Exited)
-        {
-            world
-                .node()
-                .start(&entry)
-                .map_err(|error| format!("it cannot be started any more: {error}"))?;
-            world.is_at_rest()?;
-        }
+        let found = world.node().find("web").ok();
+        let again = match (found.as_ref().map(|entry| entry.state()), &found) {
+            (Some(State::Exited), Some(entry)) => world.node().start(entry).map(drop),
+            (Some(State::Suspended), Some(entry)) => world.node().resume(entry),
+            _ => Ok(()),
+        };
+        again.map_err(|error| format!("it cannot be started or resumed any more: {error}"))?;
+        world.is_at_rest()?;
     }
     world.ends_empty()
 }

@@ -14,7 +14,12 @@ use crate::error::words::with_causes;
 const TRIED_AGAIN: usize = 2;
 
 /// One that was there before may have lost its machine.
-const LEFT: &[Option<State>] = &[Some(State::Running), Some(State::Paused), Some(State::Exited)];
+const LEFT: &[Option<State>] = &[
+    Some(State::Running),
+    Some(State::Paused),
+    Some(State::Suspended),
+    Some(State::Exited),
+];
 
 /// A case with calls refused at places of these numbers; what was refused.
 fn attempt(case: &Case, numbers: &[usize]) -> (World, Attempt, Vec<String>) {

@@ -27,6 +27,7 @@ mod processes;
 mod resets;
 mod saved_cases;
 mod sequences;
+mod suspend_cases;
 mod zeroed_memory;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -283,7 +284,7 @@ impl World {
         let mut vmms = BTreeMap::new();
         for stored in &all {
             let Sandbox { id, state, vmm, .. } = &stored.sandbox;
-            if !matches!(state, State::Running | State::Paused | State::Exited) || stored.operation.is_some() {
+            if !(matches!(state, State::Running | State::Paused) || state.is_off()) || stored.operation.is_some() {
                 return Err(format!("sandbox {id} is {state:?}, under way: {:?}", stored.operation));
             }
             same("devices that are to come back", &stored.detached, &Vec::new())?;

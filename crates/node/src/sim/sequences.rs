@@ -56,6 +56,8 @@ enum Step {
     Start,
     Stop,
     Pause,
+    Suspend,
+    /// Of one that is paused or suspended.
     Resume,
     /// By this name.
     Snapshot(String),
@@ -81,6 +83,7 @@ impl Step {
         match self {
             Self::Stop => Some(State::Exited),
             Self::Pause => Some(State::Paused),
+            Self::Suspend => Some(State::Suspended),
             Self::Remove | Self::RestartDaemon => None,
             Self::Prune => before.filter(|state| *state != State::Exited),
             Self::Exec | Self::Verify(_) | Self::Load(..) | Self::RemoveSnapshot(_) | Self::HostChanges => before,
@@ -151,6 +154,7 @@ impl Sequence {
                 steps.extend([
                     Step::Stop,
                     Step::Pause,
+                    Step::Suspend,
                     snapshot.clone(),
                     snapshot,
                     Step::Remove,
@@ -160,6 +164,10 @@ impl Sequence {
                 steps.extend((of != class).then_some(Step::Move(class)));
             }
             Some(State::Paused) => steps.extend([Step::Resume, Step::Stop, Step::Remove]),
+            // It is put back when it runs, or has exited.
+            Some(State::Suspended) => {
+                return [Step::Resume, Step::Resume, Step::Stop, Step::Remove][self.random.below(4)].clone();
+            }
             Some(_) => steps.extend([Step::Start, Step::Start, Step::Remove]),
         }
         let number = self.random.below(steps.len());
@@ -320,6 +328,7 @@ fn ask(world: &World, step: &Step, name: &str, port: &str) -> Result<(), Error> 
         Step::Start => node.start(&world.entry(name)).map(drop),
         Step::Stop => node.stop(&world.entry(name), Duration::ZERO),
         Step::Pause => node.pause(&world.entry(name)),
+        Step::Suspend => node.suspend(&world.entry(name)),
         Step::Resume => node.resume(&world.entry(name)),
         Step::Snapshot(snapshot) => node
             .make_snapshot(&world.entry(name), Some(snapshot), OnDevices::Refuse)

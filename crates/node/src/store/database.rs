@@ -109,7 +109,15 @@ impl Stored {
 
     /// Its machine stands still, and goes on.
     pub(crate) fn is_held(&self) -> bool {
-        matches!(self.operation, Some(Operation::Snapshot | Operation::Move { .. }))
+        matches!(
+            self.operation,
+            Some(
+                Operation::Snapshot
+                    | Operation::Suspend { .. }
+                    | Operation::Resume { is_spent: true }
+                    | Operation::Move { .. }
+            )
+        )
     }
 
     /// Its devices stay its own although its machine ends: what is under way goes on with another one.

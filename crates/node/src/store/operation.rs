@@ -16,6 +16,16 @@ pub(crate) enum Operation {
     Remove,
     /// It is held still for a snapshot.
     Snapshot,
+    /// It is saved, and its machine ends.
+    Suspend {
+        /// It is saved, on the disk: when its machine is gone it is suspended, and nothing goes on with that.
+        is_saved: bool,
+    },
+    /// It goes on from what was saved when it was suspended.
+    Resume {
+        /// Its machine has run on, or may have: it must not go on from what was saved any more.
+        is_spent: bool,
+    },
     /// It is put back to a snapshot.
     Rollback {
         /// The inode of its own disk, which is exchanged for the snapshot's.
@@ -34,7 +44,22 @@ pub(crate) enum Operation {
 impl Operation {
     /// It is over when its machine is gone: nothing else was to be done.
     pub(crate) fn ends_with_machine(&self) -> bool {
-        matches!(self, Self::Stop | Self::Snapshot | Self::Move { saved_at: None, .. })
+        matches!(
+            self,
+            Self::Stop
+                | Self::Snapshot
+                | Self::Suspend { is_saved: false }
+                | Self::Resume { is_spent: true }
+                | Self::Move { saved_at: None, .. }
+        )
+    }
+
+    /// Without a machine it is suspended.
+    pub(crate) fn leaves_suspended(&self) -> bool {
+        matches!(
+            self,
+            Self::Suspend { is_saved: true } | Self::Resume { is_spent: false }
+        )
     }
 
     /// What is shown of a sandbox while this is under way, where that is not what it was.
@@ -43,7 +68,9 @@ impl Operation {
             Self::Start => Some(State::Starting),
             Self::Stop => Some(State::Stopping),
             Self::Remove => Some(State::Removing),
-            Self::Snapshot | Self::Rollback { .. } | Self::Move { .. } => None,
+            Self::Snapshot | Self::Suspend { .. } | Self::Resume { .. } | Self::Rollback { .. } | Self::Move { .. } => {
+                None
+            }
         }
     }
 
@@ -53,7 +80,7 @@ impl Operation {
             State::Creating | State::Starting => Some(Self::Start),
             State::Stopping => Some(Self::Stop),
             State::Removing => Some(Self::Remove),
-            State::Running | State::Paused | State::Exited => None,
+            State::Running | State::Paused | State::Suspended | State::Exited => None,
         }
     }
 
@@ -95,6 +122,7 @@ mod tests {
             (State::Removing, Some(Operation::Remove)),
             (State::Running, None),
             (State::Paused, None),
+            (State::Suspended, None),
             (State::Exited, None),
         ] {
             stored.sandbox.state = state;
@@ -111,6 +139,8 @@ mod tests {
             Operation::Stop,
             Operation::Remove,
             Operation::Snapshot,
+            Operation::Suspend { is_saved: true },
+            Operation::Resume { is_spent: false },
             Operation::Rollback { own_disk: Some(7) },
             Operation::Move { was, saved_at },
         ] {

@@ -68,6 +68,7 @@ pub(crate) fn name(request: &Request) -> Option<&'static str> {
         Request::Remove { .. } => "remove",
         Request::Pause { .. } => "pause",
         Request::Resume { .. } => "resume",
+        Request::Suspend { .. } => "suspend",
         Request::Prune => "prune",
         Request::MakeVolume { .. } => "make a volume",
         Request::RemoveVolume { .. } => "remove a volume",

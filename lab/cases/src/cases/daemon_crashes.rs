@@ -49,6 +49,8 @@ fn operation(point: &str) -> Option<&'static [&'static str]> {
         "exec" => &["exec", VICTIM, "true"],
         "pause" if point == points::PAUSE_RESUMED => &["unpause", VICTIM],
         "pause" => &["pause", VICTIM],
+        "suspend" => &["suspend", VICTIM],
+        "resume" => &["resume", VICTIM],
         "snapshot" if point == points::SNAPSHOT_HIDDEN => &["snapshot", "rm", KEPT],
         "snapshot" => &["snapshot", "create", VICTIM, KEPT],
         "rollback" | "restore" => &["rollback", VICTIM, KEPT],
@@ -104,6 +106,9 @@ fn approach(daemon: &Daemon<'_>, host: &Host, point: &str) -> Result<Child> {
     }
     if point == points::PAUSE_RESUMED {
         daemon.ok(&["pause", VICTIM])?;
+    }
+    if words[0] == "resume" {
+        daemon.ok(&["suspend", VICTIM])?;
     }
     daemon.hold(point)?;
     daemon.start(words)
@@ -211,6 +216,10 @@ fn examine(daemon: &Daemon<'_>, neighbour: &str, point: &str) -> Result<()> {
             daemon.ok(&["unpause", VICTIM])?;
             expect_code(&daemon.run(&["exec", VICTIM, "true"])?, 0)?;
         }
+        "suspended" => {
+            daemon.ok(&["resume", VICTIM])?;
+            expect_code(&daemon.run(&["exec", VICTIM, "true"])?, 0)?;
+        }
         "exited" => {
             daemon.ok(&["start", VICTIM])?;
             expect_code(&daemon.run(&["exec", VICTIM, "true"])?, 0)?;
@@ -272,6 +281,10 @@ const SAMPLE: &[Place] = &[
     (points::ROLLBACK_DISK, Way::Verb),
     // A move: there is no machine, only what it was saved to.
     (points::MOVE_ENDED, Way::Verb),
+    // Suspended, and its VMM is there still.
+    (points::SUSPEND_SAVED, Way::Verb),
+    // A resume: its machine is there, and there is no way back to what was saved.
+    (points::RESUME_SPENT, Way::Verb),
     // A build: the template is whole and has no name.
     (points::BUILD_WRITTEN, Way::Verb),
     // A stop: the command has been asked, and nobody counts its grace period any more.
@@ -340,6 +353,10 @@ const WITH_VMM: &[&str] = &[
     "exec.connected",
     "pause.paused",
     "pause.resumed",
+    "suspend.written",
+    "suspend.saved",
+    "resume.restored",
+    "resume.spent",
     "snapshot.begun",
     "snapshot.held",
     "snapshot.frozen",

@@ -64,6 +64,7 @@ mod snapshot_stub;
 mod snapshot_volumes;
 mod state_directory;
 mod streams;
+mod suspend;
 mod template_build;
 mod templates;
 mod terminal;
@@ -112,6 +113,7 @@ pub(crate) const ALL: &[&Case] = &[
     &kills::CLI,
     &daemon_life::LIFE,
     &daemon_life::ADOPTION,
+    &suspend::CASE,
     &volumes::CASE,
     &volumes_clones::CASE,
     &snapshot_volumes::CASE,

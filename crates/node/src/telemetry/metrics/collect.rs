@@ -95,12 +95,13 @@ impl MetricSources<'_> {
     }
 
     fn write_states(&self, text: &mut Exposition) {
-        const STATES: [State; 7] = [
+        const STATES: [State; 8] = [
             State::Creating,
             State::Starting,
             State::Running,
             State::Paused,
             State::Stopping,
+            State::Suspended,
             State::Exited,
             State::Removing,
         ];

@@ -1,0 +1,82 @@
+//! Suspending a sandbox, and everything that can be asked of one that is suspended, for [`super::cases`].
+
+use std::time::Duration;
+
+use node_api::State;
+
+use super::cases::{Case, OWN, running, running_bare};
+use super::{Attempt, World};
+
+fn suspended(world: &mut World) {
+    running(world);
+    world.write_to_disk("web", OWN);
+    world.node().suspend(&world.entry("web")).unwrap();
+}
+
+/// One that is suspended has what was in its memory, and one that runs has nothing that it could go back to by mistake.
+fn memory_is_where_it_belongs(world: &World, _: &Attempt) -> Result<(), String> {
+    let Ok(entry) = world.node().find("web") else {
+        return Ok(());
+    };
+    let is_there = world.node().suspended(&entry).state().exists();
+    match (entry.state(), is_there) {
+        (State::Suspended, false) => Err("what it was suspended with is lost".to_owned()),
+        (State::Running, true) => Err("what it was suspended with is there still".to_owned()),
+        _ => Ok(()),
+    }
+}
+
+pub(super) const CASES: &[Case] = &[
+    Case {
+        name: "suspend",
+        prepare: running,
+        act: |world| world.node().suspend(&world.entry("web")),
+        // When it is saved it is suspended, although its VMM could not be ended in order.
+        undone: &[Some(State::Running), Some(State::Suspended)],
+        done: Some(State::Suspended),
+        lasts: true,
+        goes_on: false,
+        also: memory_is_where_it_belongs,
+    },
+    Case {
+        name: "suspend of one that owns CPUs",
+        prepare: running_bare,
+        act: |world| world.node().suspend(&world.entry("web")),
+        undone: &[Some(State::Running), Some(State::Suspended)],
+        done: Some(State::Suspended),
+        lasts: true,
+        goes_on: false,
+        also: memory_is_where_it_belongs,
+    },
+    Case {
+        name: "resume of one that is suspended",
+        prepare: suspended,
+        act: |world| world.node().resume(&world.entry("web")),
+        // Behind the moment from which there is no way back it goes on with what it has.
+        undone: &[Some(State::Suspended), Some(State::Running)],
+        done: Some(State::Running),
+        lasts: true,
+        goes_on: false,
+        also: memory_is_where_it_belongs,
+    },
+    Case {
+        name: "stop of one that is suspended",
+        prepare: suspended,
+        act: |world| world.node().stop(&world.entry("web"), Duration::ZERO),
+        undone: &[Some(State::Suspended), Some(State::Exited)],
+        done: Some(State::Exited),
+        lasts: true,
+        goes_on: false,
+        also: memory_is_where_it_belongs,
+    },
+    Case {
+        name: "remove of one that is suspended",
+        prepare: suspended,
+        act: |world| world.node().remove(&world.entry("web"), true),
+        undone: &[Some(State::Suspended), None],
+        done: None,
+        lasts: false,
+        goes_on: false,
+        also: memory_is_where_it_belongs,
+    },
+];
