@@ -1,21 +1,43 @@
-//! How much of its memory a sandbox has: `basalt update`, and what other verbs show of it. The daemon knows it.
+//! How much of its memory a sandbox has, and for how long it may run: `basalt update`, and what other verbs show of it. The daemon knows it.
+
+use std::time::Duration;
 
 use anyhow::Result;
 use base::ByteSize;
-use node_api::{MemoryState, Reply, Request, Secrets as _, State};
+use node_api::{MemoryState, Reply, Request, Sandbox, Secrets as _, State};
 
-use crate::cli::UpdateArgs;
+use crate::cli::{TimeLimit, UpdateArgs};
 use crate::daemon;
 use crate::output::Output;
-use crate::sandboxes::{as_asked, unexpected};
+use crate::sandboxes::{as_asked, millis, unexpected};
 
 /// `basalt update`.
 pub(crate) fn update(args: &UpdateArgs, output: &Output) -> Result<u8> {
+    let mut daemon = daemon::connect()?;
+    if let Some(TimeLimit(time)) = args.timeout {
+        let request = Request::SetTimeLimit {
+            sandbox: args.sandbox.clone(),
+            limit: time.map(|time| node_api::TimeLimit {
+                ms: millis(time),
+                then: args.on_timeout.unwrap_or_default(),
+            }),
+        };
+        match daemon.ask(request)? {
+            (Reply::Sandbox(sandbox), _) if args.memory.is_none() => {
+                let sandbox = as_asked(*sandbox).redacted();
+                output.result(&sandbox, || told_of_time(&sandbox, time))?;
+                return Ok(0);
+            }
+            (Reply::Sandbox(_), _) => (),
+            (other, _) => return Err(unexpected(&other)),
+        }
+    }
+    let Some(memory) = args.memory else { return Ok(0) };
     let request = Request::UpdateMemory {
         sandbox: args.sandbox.clone(),
-        memory: args.memory,
+        memory,
     };
-    match daemon::connect()?.ask(request)? {
+    match daemon.ask(request)? {
         (Reply::Sandbox(sandbox), _) => {
             let sandbox = as_asked(*sandbox).redacted();
             output.result(&sandbox, || {
@@ -25,6 +47,16 @@ pub(crate) fn update(args: &UpdateArgs, output: &Output) -> Result<u8> {
             Ok(0)
         }
         (other, _) => Err(unexpected(&other)),
+    }
+}
+
+/// For how long a sandbox may run.
+fn told_of_time(sandbox: &Sandbox, time: Option<Duration>) -> String {
+    let name = &sandbox.name;
+    match (time, sandbox.ends_ns) {
+        (None, _) => format!("{name} may run as long as it likes\n"),
+        (Some(time), Some(_)) => format!("{name} may run for {time:?} from now on\n"),
+        (Some(time), None) => format!("{name} may run for {time:?} from its next start on\n"),
     }
 }
 

@@ -87,7 +87,8 @@ pub(crate) fn ago(time_ns: u64) -> String {
     }
 }
 
-fn millis(time: Duration) -> u64 {
+/// For the daemon.
+pub(crate) fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 

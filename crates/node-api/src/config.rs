@@ -15,6 +15,7 @@ use crate::limits::{Limits, Rate};
 use crate::memory_mode::MemoryMode;
 use crate::memory_size::{HOTPLUG_ADDRESSES, MemoryError};
 use crate::paging::Paging;
+use crate::time_limit::{self, TimeLimit};
 use crate::tmpfs::{self, Tmpfs, TmpfsError};
 use crate::volume::{self, VolumeError, VolumeMount};
 
@@ -212,6 +213,9 @@ pub struct SandboxConfig {
     /// How its memory comes from a snapshot's files, whenever its machine is restored.
     #[serde(default)]
     pub paging: Paging,
+    /// How long it may run each time that it is started or resumed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub time_limit: Option<TimeLimit>,
     /// Remove it when it has ended.
     pub remove: bool,
     /// It lives by itself. Otherwise it lives as long as the connection that asked for it, which gets the stream on which
@@ -287,6 +291,15 @@ pub enum ConfigError {
     /// A volume that cannot be.
     #[error(transparent)]
     Volume(#[from] VolumeError),
+    /// No time at all.
+    #[error("no sandbox runs for no time: give a time limit of more than 0, or none")]
+    TimeLimit,
+    /// What it is to be when its time is over it cannot be.
+    #[error(
+        "it cannot be suspended when its time is over: run it with --detach, without devices of the host and with translated memory, or with \
+         --on-timeout stop"
+    )]
+    NotToSuspend,
     /// Rates of a network that it does not have.
     #[error("a sandbox without a network has no rate of it: leave the rate or --network none out")]
     NetRate,
@@ -392,6 +405,7 @@ impl SandboxConfig {
             return Err(ConfigError::Identity);
         }
         self.check_accelerator()?;
+        time_limit::check(self)?;
         let both = |volume: &&VolumeMount| self.tmpfs.iter().any(|tmpfs| tmpfs.path == volume.target);
         if let Some(volume) = self.volumes.iter().find(both) {
             return Err(VolumeError::Twice(volume.target.clone()).into());
@@ -464,6 +478,7 @@ pub(crate) mod tests {
             cdi_devices: Vec::new(),
             device_start: None,
             accelerator: None,
+            time_limit: None,
             memory_ready: false,
             hostname: None,
             boot: false,

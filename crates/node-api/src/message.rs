@@ -16,6 +16,7 @@ use crate::promised::{Promised, ZeroedMemory};
 use crate::sandbox::{Ended, Sandbox};
 use crate::snapshot::{CloneConfig, MoveConfig, RollbackConfig, Snapshot, SnapshotConfig};
 use crate::template::{BuildConfig, LoadedTemplate, Template};
+use crate::time_limit::TimeLimit;
 use crate::transfer::Kind;
 use crate::verify::{Verified, VerifyProgress};
 use crate::volume::Volume;
@@ -206,6 +207,13 @@ pub enum Request {
         /// How much it is to have, whole pages.
         memory: ByteSize,
     },
+    /// Have a sandbox run for so long from now on and from each next start, or without a limit. [`Reply::Sandbox`].
+    SetTimeLimit {
+        /// Which.
+        sandbox: String,
+        /// How long, and what is done then.
+        limit: Option<TimeLimit>,
+    },
     /// All sandboxes that have an accelerator. Each is an item; then [`Reply::Done`].
     ListAccelerators,
     /// The host's CPUs. Each is an item; then [`Reply::Done`].
@@ -347,6 +355,8 @@ pub enum EventKind {
     Pause,
     /// It was suspended.
     Suspend,
+    /// Its time is over: it is being stopped or suspended.
+    Timeout,
     /// It was paused, as the host has no space left for what it writes to its disk.
     NoSpace,
     /// It goes on.

@@ -128,6 +128,9 @@ pub struct Sandbox {
     pub created_ns: u64,
     /// When its VM was last started.
     pub started_ns: Option<u64>,
+    /// When its time is over, if it has a limit and runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ends_ns: Option<u64>,
     /// When that ended.
     pub ended_ns: Option<u64>,
     /// How that ended.

@@ -208,6 +208,7 @@ impl BuildConfig {
             cdi_devices: Vec::new(),
             device_start: None,
             accelerator: None,
+            time_limit: None,
             memory_ready: false,
             hostname: None,
             boot: true,

@@ -19,6 +19,7 @@ use crate::Error;
 use crate::config::Config;
 use crate::events::Events;
 use crate::operations::follow_dma_faults::FaultWatch;
+use crate::operations::time_limits::TimeLimits;
 use crate::resources::accelerators::Accelerators;
 use crate::resources::budget::Budget;
 use crate::resources::cpus::{OfHost, OwnedCpus};
@@ -74,6 +75,7 @@ pub struct Node {
     pub(crate) devices: Devices,
     pub(crate) accelerators: Accelerators,
     pub(crate) dma_faults: FaultWatch,
+    pub(crate) time_limits: TimeLimits,
     pub(crate) store: Arc<StateStore>,
     pub(crate) sandboxes: Arc<Sandboxes>,
     /// Its state directory, with some room held.
@@ -143,6 +145,7 @@ impl Node {
         node.start_following_clock()?;
         node.start_following_dma_faults()?;
         node.start_tending()?;
+        node.start_time_limits()?;
         node.start_zeroing_memory()?;
         Ok(node)
     }
@@ -204,6 +207,7 @@ impl Node {
             devices,
             accelerators: Accelerators::default(),
             dma_faults: FaultWatch::default(),
+            time_limits: TimeLimits::default(),
             store,
             sandboxes,
             hold,

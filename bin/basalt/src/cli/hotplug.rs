@@ -1,9 +1,11 @@
 //! The flags that say what of a sandbox's memory is there when it boots, and when its devices are; and those of `basalt update`. What fits
 //! together is `node_api`'s to say.
 
+use std::time::Duration;
+
 use base::ByteSize;
 use clap::Args;
-use node_api::{DeviceStart, SandboxConfig};
+use node_api::{DeviceStart, OnTimeout, SandboxConfig};
 
 use super::parse;
 
@@ -67,6 +69,8 @@ Examples:
   basalt run -d --name web --memory 1g --max-memory 4g IMAGE
   basalt update web --memory 2g
   basalt update web --memory 512m         where it was made with --boot-memory 512m or less
+  basalt update web --timeout 5m          it may run for 5 minutes from now on, and from each of its next starts
+  basalt update web --timeout none        as long as it likes
 
 The guest is given more, or gives back what it can spare, for a few seconds; how far that is then, is printed. `basalt stats` shows it later.";
 
@@ -78,9 +82,21 @@ pub(crate) struct UpdateArgs {
     pub(crate) sandbox: String,
 
     /// How much memory it is to have, from --boot-memory to --max-memory of its `basalt run`.
-    #[arg(short, long, value_name = "SIZE", value_parser = parse::memory)]
-    pub(crate) memory: ByteSize,
+    #[arg(short, long, value_name = "SIZE", value_parser = parse::memory, required_unless_present = "timeout")]
+    pub(crate) memory: Option<ByteSize>,
+
+    /// For how long it may run from now on, such as 30s or 5m, and from each of its next starts; `none` for ever.
+    #[arg(long, value_name = "TIME", value_parser = parse::time_limit)]
+    pub(crate) timeout: Option<TimeLimit>,
+
+    /// What is done when that is over: stop, or suspend.
+    #[arg(long, value_name = "WHAT", requires = "timeout")]
+    pub(crate) on_timeout: Option<OnTimeout>,
 }
+
+/// A time, or none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TimeLimit(pub(crate) Option<Duration>);
 
 #[cfg(test)]
 mod tests {

@@ -23,12 +23,12 @@ use std::time::Duration;
 
 use clap::builder::styling::{AnsiColor, Styles};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueHint};
-use node_api::{Accelerator, Class, Idle, MemoryMode, Paging};
+use node_api::{Accelerator, Class, Idle, MemoryMode, OnTimeout, Paging};
 
 pub(crate) use accel::AccelVerb;
 pub(crate) use device::{DeviceName, DeviceVerb};
 pub(crate) use host::HostVerb;
-pub(crate) use hotplug::{HotplugArgs, UpdateArgs};
+pub(crate) use hotplug::{HotplugArgs, TimeLimit, UpdateArgs};
 pub(crate) use image::{
     DfArgs, ImageVerb, ImportArgs, PruneArgs, PullArgs, PullPolicy, PushArgs, RegistryArgs, RmiArgs, SaveArgs,
     SourceArgs, SystemVerb, TagArgs,
@@ -351,7 +351,7 @@ pub(crate) struct RunArgs {
     pub(crate) name: Option<String>,
 
     /// Let it run by itself; print its id.
-    #[arg(short, long, conflicts_with = "timeout")]
+    #[arg(short, long)]
     pub(crate) detach: bool,
 
     /// How it reaches the world: `none` not at all, `node` by the node's network, `auto` so if the node has one.
@@ -383,9 +383,13 @@ pub(crate) struct RunArgs {
     #[arg(short, long, value_name = "KEY=VALUE", value_parser = parse::label)]
     pub(crate) label: Vec<(String, String)>,
 
-    /// End the command after so long, such as 30s or 5m.
+    /// End the command after so long, such as 30s or 5m; with --detach the sandbox, each time that it is started.
     #[arg(long, value_name = "TIME", value_parser = parse::duration)]
     pub(crate) timeout: Option<Duration>,
+
+    /// What is done with a detached sandbox when its --timeout is over: stop, or suspend.
+    #[arg(long, value_name = "WHAT", requires_all = ["detach", "timeout"])]
+    pub(crate) on_timeout: Option<OnTimeout>,
 
     /// How it has the host's processors: standard, shared with everything else; dedicated, each virtual CPU has one to
     /// itself as long as the sandbox runs; bare, it owns one that Linux gives up (needs basalt.ko).

@@ -91,6 +91,13 @@ pub(super) fn creds(text: &str) -> Result<registry::Credentials, String> {
     }
 }
 
+pub(super) fn time_limit(text: &str) -> Result<super::hotplug::TimeLimit, String> {
+    match text {
+        "none" => Ok(super::hotplug::TimeLimit(None)),
+        time => duration(time).map(|time| super::hotplug::TimeLimit(Some(time))),
+    }
+}
+
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
     const HELP: &str = "write a number of seconds, or one with a unit: 500ms, 30s, 5m, 2h";
     let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());

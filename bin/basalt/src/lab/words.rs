@@ -69,6 +69,7 @@ pub(super) fn run(args: &RunArgs, image: Option<(&str, &str)>, log_level: LogLev
             .map(|timeout| format!("{}ms", timeout.as_millis()))
             .as_deref(),
     );
+    option("on-timeout", args.on_timeout.map(|then| then.to_string()).as_deref());
     argv.push("--".into());
     argv.extend(image.map(|(_, digest)| digest.to_owned()));
     argv.extend(args.command());
@@ -195,8 +196,8 @@ mod tests {
         };
         assert_eq!(same(&near), same(&far));
         assert_eq!(
-            (&near.hostname, near.timeout, near.command()),
-            (&far.hostname, far.timeout, far.command())
+            (&near.hostname, near.timeout, near.on_timeout, near.command()),
+            (&far.hostname, far.timeout, far.on_timeout, far.command())
         );
         assert_eq!(far.command(), ["sh", "--", "--cpus", "-c", "exit 3"]);
     }

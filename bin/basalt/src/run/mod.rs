@@ -12,6 +12,7 @@ use agent_api::{ExecRequest, Signals, local_tty};
 use anyhow::{Context, Result, bail};
 use node_api::{
     Client, Ended, NetworkMode, ProcessConfig, Reply, Request, Resources, Sandbox, SandboxConfig, Secrets as _,
+    TimeLimit,
 };
 use observe::span::span;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -19,6 +20,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use crate::attached::{self, Finished};
 use crate::cli::{DeviceName, LogLevel, RunArgs};
 use crate::output::Output;
+use crate::sandboxes::millis;
 use crate::{daemon, images, lab, template_build};
 
 /// `--timeout` ended the command (the code of timeout(1)).
@@ -135,6 +137,10 @@ pub(crate) fn configure(args: &RunArgs, set: &[String], resources: Resources) ->
         boot: args.boot,
         paging: args.paging,
         template: args.template.clone(),
+        time_limit: args.timeout.filter(|_| args.detach).map(|time| TimeLimit {
+            ms: millis(time),
+            then: args.on_timeout.unwrap_or_default(),
+        }),
         remove: args.rm,
         detach: args.detach,
         labels,

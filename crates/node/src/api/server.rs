@@ -416,10 +416,7 @@ impl Connection<'_> {
             Request::Restart { sandbox, grace_ms } => {
                 self.goes_on(node.restart(&node.find(&sandbox)?, Duration::from_millis(grace_ms)))?
             }
-            Request::Remove { sandbox, force } => {
-                node.remove(&node.find(&sandbox)?, force)?;
-                Reply::Done
-            }
+            Request::Remove { sandbox, force } => done(node.remove(&node.find(&sandbox)?, force))?,
             Request::Pause { sandbox } => done(node.pause(&*node.find(&sandbox)?))?,
             Request::Suspend { sandbox } => done(node.suspend(&node.find(&sandbox)?))?,
             Request::Resume { sandbox } => done(node.resume(&node.find(&sandbox)?))?,
@@ -456,6 +453,9 @@ impl Connection<'_> {
             Request::Clone(config) => self.goes_on(node.clone_of(config))?,
             Request::Rollback(asked) => self.goes_on(rolled_back(&node, &asked))?,
             Request::Move(asked) => self.goes_on(moved(&node, &asked))?,
+            Request::SetTimeLimit { sandbox, limit } => {
+                Reply::Sandbox(Box::new(node.set_time_limit(&*node.find(&sandbox)?, limit)?))
+            }
             Request::UpdateMemory { sandbox, memory } => resized(&node, &sandbox, memory)?,
             Request::RemoveSnapshot { name } => {
                 node.remove_snapshot(&name)?;

@@ -22,6 +22,7 @@ pub(crate) mod stages;
 pub(crate) mod start;
 pub(crate) mod stop;
 pub(crate) mod suspend;
+pub(crate) mod time_limits;
 pub(crate) mod undo;
 pub(crate) mod verify;
 mod zeroed_memory;

@@ -35,6 +35,7 @@ use crate::saved::memory_files;
 use crate::saved::prefetch;
 use crate::saved::snapshots::Place;
 use crate::store::database::{CameZeroed, Stored};
+use crate::store::operation::Operation;
 use crate::telemetry::trace;
 use crate::vmm::accelerator::{Restoring, Window};
 use crate::vmm::launch::{self, Inherited, Prepared};
@@ -445,10 +446,15 @@ impl Node {
             let _span = span("disk reaches the disk");
             self.store.disk_reaches_disk(&before)?;
         }
+        let begins = matches!(before.under_way(), Some(Operation::Start | Operation::Resume { .. }));
         self.update(entry, |stored| {
             stored.rests_as(State::Running);
             stored.acknowledged = true;
+            if begins {
+                stored.begins_time(clock::now_ns());
+            }
         })?;
+        self.time_limits.tell();
         let running = self.runs_watched(entry, vm, is_new);
         // Nobody is told that it runs: it is taken back as any that failed before.
         running.map_err(|error| {

@@ -453,6 +453,7 @@ pub(crate) fn new_sandbox(
         digest,
         created_ns: clock::now_ns(),
         started_ns: None,
+        ends_ns: None,
         ended_ns: None,
         ended: None,
         vmm: None,

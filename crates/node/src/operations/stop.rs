@@ -343,6 +343,9 @@ impl Node {
             (sandbox.state, sandbox.vmm) = (State::Exited, None);
             (sandbox.accelerator, sandbox.accelerator_ended) = (None, None);
             (sandbox.ended_ns, sandbox.ended) = (Some(now), Some(ended.clone()));
+            if stored.operation.as_ref().is_none_or(&rests) {
+                sandbox.ends_ns = None;
+            }
             sandbox.config.resources = sandbox.config.resources.holding(ByteSize(0));
             stored.came_zeroed = CameZeroed::default();
             stored.operation = stored.operation.take().filter(|operation| !rests(operation));
@@ -359,7 +362,7 @@ impl Node {
         let was = entry.stored().operation;
         self.note_change(entry, |stored| {
             let sandbox = &mut stored.sandbox;
-            sandbox.vmm = None;
+            (sandbox.vmm, sandbox.ends_ns) = (None, None);
             (sandbox.accelerator, sandbox.accelerator_ended) = (None, None);
             stored.came_zeroed = CameZeroed::default();
             stored.rests_as(State::Suspended);

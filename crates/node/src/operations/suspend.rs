@@ -41,6 +41,11 @@ impl Node {
     /// Saves a sandbox and ends its machine.
     pub(crate) fn suspend(&self, entry: &Arc<Entry>) -> Result<(), Error> {
         let _operation = self.turn(entry)?;
+        self.suspend_now(entry)
+    }
+
+    /// The same for who has its turn already.
+    pub(crate) fn suspend_now(&self, entry: &Arc<Entry>) -> Result<(), Error> {
         let stored = entry.stored();
         let sandbox = &stored.sandbox;
         let vm = entry.vm_for(Verb::Suspend)?;

@@ -43,6 +43,8 @@ pub(crate) struct Lines {
     pub(crate) stopped: Repeated,
     /// DMA of its devices was refused.
     pub(crate) dma_fault: Repeated,
+    /// Its time is over, and it runs on.
+    pub(crate) overdue: Repeated,
 }
 
 impl Default for Lines {
@@ -54,6 +56,7 @@ impl Default for Lines {
             unwritten: line(),
             stopped: line(),
             dma_fault: line(),
+            overdue: line(),
         }
     }
 }

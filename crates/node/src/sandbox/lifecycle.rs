@@ -44,6 +44,8 @@ pub(crate) enum Verb {
     Detach,
     /// Its memory is of another size.
     Update,
+    /// It may run for some other time.
+    Limit,
     /// What was built in it becomes a template.
     Keep,
     /// Unless by force.
@@ -66,6 +68,7 @@ impl Verb {
             Self::Exec | Self::Suspend | Self::Snapshot | Self::Move | Self::Attach | Self::Detach | Self::Keep => {
                 state == State::Running
             }
+            Self::Limit => !matches!(state, State::Creating | State::Removing),
             Self::Rollback | Self::Update => matches!(state, State::Exited | State::Running | State::Paused),
             // What it has in its memory is nowhere else.
             Self::Remove => !state.has_vm() && state != State::Suspended,
@@ -146,6 +149,7 @@ mod tests {
             (Verb::Attach, "--x-----"),
             (Verb::Detach, "--x-----"),
             (Verb::Update, "--xx-x--"),
+            (Verb::Limit, "-xxxxx-x"),
             (Verb::Keep, "--x-----"),
             (Verb::Remove, "x----xx-"),
         ];

@@ -28,6 +28,7 @@ mod resets;
 mod saved_cases;
 mod sequences;
 mod suspend_cases;
+mod time_limits;
 mod zeroed_memory;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -137,6 +137,12 @@ impl Stored {
         self.operation = Some(operation);
     }
 
+    /// Its time begins at this moment, in nanoseconds since 1970.
+    pub(crate) fn begins_time(&mut self, now: u64) {
+        let limit = self.sandbox.config.time_limit.filter(|_| self.sandbox.state.has_vm());
+        self.sandbox.ends_ns = limit.map(|limit| limit.end(now));
+    }
+
     /// Nothing is under way any more.
     pub(crate) fn rests_as(&mut self, state: State) {
         (self.sandbox.state, self.operation) = (state, None);

@@ -84,6 +84,7 @@ pub(crate) fn name(request: &Request) -> Option<&'static str> {
         Request::Rollback(_) => "roll back",
         Request::Move(_) => "move",
         Request::UpdateMemory { .. } => "update memory",
+        Request::SetTimeLimit { .. } => "set time limit",
         Request::IsolateCpus { .. } => "isolate CPUs",
         Request::ReleaseCpus { .. } => "release CPUs",
         Request::Devices(DeviceRequest::Bind { .. }) => "bind a device",

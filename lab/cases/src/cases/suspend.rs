@@ -1,6 +1,6 @@
 //! A sandbox is suspended and goes on: nothing of it is in the host's memory meanwhile, the next daemon finds it so, and then what runs in it
 //! goes on where it was, with its files, its address and the host's time. What cannot be asked of it is refused with what to do. With the way
-//! back once taken, nothing is left that it could go back to by mistake.
+//! back once taken, nothing is left that it could go back to by mistake. One whose time is over is suspended, or stopped, by itself.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, ensure};
 
 use crate::basalt::expect_refusal;
-use crate::daemon::Daemon;
+use crate::daemon::{Daemon, wait_for};
 use crate::{Case, Host};
 
 pub(crate) const CASE: Case = Case {
@@ -52,6 +52,34 @@ fn state(daemon: &Daemon<'_>) -> Result<String> {
 /// There is something that a sandbox could go on from.
 fn saved(daemon: &Daemon<'_>, id: &str) -> bool {
     daemon.state.join("sandboxes").join(id).join("suspended").exists()
+}
+
+/// The daemon looks at the time by itself, and has it in the record.
+fn time_is_over(daemon: &Daemon<'_>) -> Result<()> {
+    let words = [
+        "run",
+        "-d",
+        "--name",
+        "web",
+        "--memory",
+        "128m",
+        "--timeout",
+        "2s",
+        "--on-timeout",
+        "suspend",
+    ];
+    daemon.ok(&[&words[..], &[daemon.image(), "--", "sleep", "10000"]].concat())?;
+    let becomes = |wanted: &str| wait_for(&format!("it to be {wanted}"), || Ok(state(daemon)? == wanted));
+    becomes("suspended")?;
+    let said = daemon.ok(&["update", "web", "--timeout", "1h"])?;
+    ensure!(said == "web may run for 3600s from its next start on\n", "{said:?}");
+    daemon.ok(&["resume", "web"])?;
+    ensure!(state(daemon)? == "running", "it is {}", state(daemon)?);
+    let said = daemon.ok(&["update", "web", "--timeout", "1s"])?;
+    ensure!(said == "web may run for 1s from now on\n", "{said:?}");
+    // It was to be stopped when nothing else is said.
+    becomes("exited")?;
+    daemon.ok(&["rm", "web"]).map(drop)
 }
 
 fn host(host: &Host) -> Result<()> {
@@ -142,5 +170,6 @@ fn host(host: &Host) -> Result<()> {
     daemon.ok(&["rm", "--force", "web"])?;
     let left = fs::read_dir(daemon.state.join("sandboxes"))?.count();
     ensure!(left == 0, "{left} directories of sandboxes are left");
+    time_is_over(&daemon)?;
     daemon.end()
 }

@@ -1,0 +1,217 @@
+//! Sandboxes that may run for some time: one whose time is over is stopped or suspended, as it was asked to be. The record has the moment,
+//! by the host's clock: a daemon that was not there at that moment does it when it is there again.
+//!
+//! A thread of its own looks at the earliest of these moments, and anew when one has changed. What is done takes its turn like everything
+//! that is asked of a sandbox, and looks once more then: somebody may have given it more time meanwhile.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use node_api::{EventKind, OnTimeout, Sandbox, State, TimeLimit};
+use vmm_api::VmmClient;
+
+use crate::error::words::with_causes;
+use crate::node::Node;
+use crate::sandbox::entry::Entry;
+use crate::sandbox::lifecycle::Verb;
+use crate::store::database::Stored;
+use crate::{Error, clock, thread};
+
+/// How long its command has after SIGTERM.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// What could not be done is tried again after that.
+const AGAIN: Duration = Duration::from_secs(10);
+
+/// At most so long nobody looks at the clock, which may be set.
+const LONGEST: Duration = Duration::from_secs(30);
+
+/// What the thread that looks is told, and who is dealt with.
+#[derive(Debug, Default)]
+pub(crate) struct TimeLimits {
+    state: Mutex<Looking>,
+    news: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Looking {
+    /// There is something to look at.
+    changed: bool,
+    /// Sandboxes whose time is over.
+    overdue: BTreeMap<String, Overdue>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Overdue {
+    /// Somebody is about to end or suspend it.
+    Begun,
+    /// That has failed, and is tried again at this moment.
+    Failed(Instant),
+}
+
+impl TimeLimits {
+    /// A moment has changed, or there is one more.
+    pub(crate) fn tell(&self) {
+        self.lock().changed = true;
+        self.news.notify_all();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Looking> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait(&self, limit: Duration) {
+        let waited = self.news.wait_timeout_while(self.lock(), limit, |state| !state.changed);
+        waited.unwrap_or_else(PoisonError::into_inner).0.changed = false;
+    }
+
+    /// What has failed is tried when somebody looks.
+    #[cfg(test)]
+    pub(crate) fn try_now(&self) {
+        self.lock().overdue.clear();
+    }
+
+    fn overdue(&self, id: &str) -> Option<Overdue> {
+        self.lock().overdue.get(id).copied()
+    }
+
+    fn set(&self, id: &str, overdue: Option<Overdue>) {
+        let all = &mut self.lock().overdue;
+        match overdue {
+            Some(overdue) => all.insert(id.to_owned(), overdue),
+            None => all.remove(id),
+        };
+    }
+}
+
+impl Node {
+    /// Ends and suspends sandboxes whose time is over, from here on.
+    pub(crate) fn start_time_limits(self: &Arc<Self>) -> Result<(), Error> {
+        let node = Arc::clone(self);
+        thread::spawn("time-limits", move || {
+            loop {
+                let next = node.look_at_times();
+                node.time_limits.wait(next.unwrap_or(LONGEST).min(LONGEST));
+            }
+        })
+    }
+
+    /// Has done what is to be done with those whose time is over, each on a thread of its own; how long it is until the next one's is.
+    pub(crate) fn look_at_times(self: &Arc<Self>) -> Option<Duration> {
+        let entries: Vec<Arc<Entry>> = self.entries().values().cloned().collect();
+        let mut next: Option<Duration> = None;
+        for entry in entries {
+            let Some(left) = self.time_left(&entry) else { continue };
+            if left.is_zero() && self.begin_timeout(&entry) {
+                continue;
+            }
+            let left = left.max(Duration::from_millis(1));
+            next = Some(next.map_or(left, |next| next.min(left)));
+        }
+        next
+    }
+
+    /// False if there is no thread for it now.
+    fn begin_timeout(self: &Arc<Self>, entry: &Arc<Entry>) -> bool {
+        // Nobody else begins it before it is done, or has failed for some time.
+        self.time_limits.set(&entry.id, Some(Overdue::Begun));
+        let (node, ended) = (Arc::clone(self), Arc::clone(entry));
+        let work = move || {
+            let done = node.timeout(&ended);
+            let failed = || Overdue::Failed(Instant::now() + AGAIN);
+            node.time_limits.set(&ended.id, done.is_err().then(failed));
+            if let Err(error) = done {
+                ended.lines.overdue.say(|more| {
+                    log::error!(
+                        "the time of sandbox {} is over, and it runs on, which is tried again: {}{more}",
+                        ended.id,
+                        with_causes(&error)
+                    );
+                });
+            }
+            node.time_limits.tell();
+        };
+        let begun = thread::spawn("timeout", work);
+        if let Err(error) = &begun {
+            log::warn!(
+                "the time of sandbox {} is over, and nothing is done now: {error}",
+                entry.id
+            );
+            let failed = Overdue::Failed(Instant::now() + AGAIN);
+            self.time_limits.set(&entry.id, Some(failed));
+        }
+        begun.is_ok()
+    }
+
+    /// Does with a sandbox what was asked for when its time is over, if it is.
+    pub(crate) fn timeout(self: &Arc<Self>, entry: &Arc<Entry>) -> Result<(), Error> {
+        let _operation = entry.operate();
+        let stored = entry.stored();
+        if entry.lock().gone || !is_over(&stored, clock::now_ns()) {
+            return Ok(());
+        }
+        let then = stored
+            .sandbox
+            .config
+            .time_limit
+            .map_or(OnTimeout::Stop, |limit| limit.then);
+        log::info!("the time of sandbox {} is over: {then}", entry.id);
+        self.events.tell(EventKind::Timeout, &stored.sandbox);
+        match then {
+            OnTimeout::Stop => self.stop_now(entry, GRACE),
+            OnTimeout::Suspend => {
+                self.runs_to_suspend(entry)?;
+                self.suspend_now(entry)
+            }
+        }
+    }
+
+    /// One that somebody has paused runs, as its agent is needed.
+    fn runs_to_suspend(&self, entry: &Entry) -> Result<(), Error> {
+        let sandbox = entry.stored().sandbox;
+        if sandbox.state != State::Paused || sandbox.pause_reason.is_some() {
+            return Ok(());
+        }
+        let vm = entry.vm_for(Verb::Unpause)?;
+        vm.ask("it was resumed to be suspended", VmmClient::resume)?;
+        self.note_change(entry, |stored| stored.rests_as(State::Running))
+    }
+
+    /// How long a sandbox may run on; `None` if nothing limits that, or somebody is about it.
+    fn time_left(&self, entry: &Entry) -> Option<Duration> {
+        let sandbox = entry.stored().sandbox;
+        let end = sandbox.ends_ns.filter(|_| runs(sandbox.state))?;
+        let left = Duration::from_nanos(end.saturating_sub(clock::now_ns()));
+        match self.time_limits.overdue(&entry.id) {
+            Some(Overdue::Begun) => None,
+            Some(Overdue::Failed(again)) => Some(left.max(again.saturating_duration_since(Instant::now()))),
+            None => Some(left),
+        }
+    }
+
+    /// Has a sandbox run for so long from now on, and from each of its next starts; or without a limit.
+    pub(crate) fn set_time_limit(&self, entry: &Entry, limit: Option<TimeLimit>) -> Result<Sandbox, Error> {
+        let _operation = self.turn(entry)?;
+        let sandbox = entry.stored().sandbox;
+        Verb::Limit.check(&sandbox)?;
+        let mut config = sandbox.config;
+        config.time_limit = limit;
+        config.validate()?;
+        let now = clock::now_ns();
+        self.update(entry, |stored| {
+            stored.sandbox.config = config;
+            stored.begins_time(now);
+        })?;
+        self.time_limits.tell();
+        Ok(self.inspect(entry))
+    }
+}
+
+fn is_over(stored: &Stored, now: u64) -> bool {
+    runs(stored.sandbox.state) && stored.sandbox.ends_ns.is_some_and(|end| end <= now)
+}
+
+fn runs(state: State) -> bool {
+    matches!(state, State::Running | State::Paused)
+}
