@@ -12,16 +12,24 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use base::points;
 
 use crate::cases::kill;
 use crate::drive::{Drive, Medium, Mounted};
 use crate::world::{World, done, json, wait_for};
 
-pub(crate) const CASES: &[(&str, fn())] = &[("what_was_acknowledged_survives_power_failures", survives)];
+pub(crate) const CASES: &[(&str, fn())] = &[
+    ("what_was_acknowledged_survives_power_failures", survives),
+    (
+        "a_power_failure_puts_no_sandbox_back_to_what_it_was_suspended_with",
+        without_way_back,
+    ),
+];
 
 const DISK: u64 = 512 << 20;
 
@@ -54,14 +62,17 @@ impl Random {
 /// What the world was told.
 #[derive(Clone, Debug, Default)]
 struct Told {
+    /// All of them, and those that are suspended.
     sandboxes: BTreeSet<String>,
+    suspended: BTreeSet<String>,
     snapshots: BTreeSet<String>,
     volumes: BTreeSet<String>,
     removed: BTreeSet<String>,
     /// What is being made or removed just now: it may be there or not.
     open: Option<String>,
-    /// How many acknowledged operations there were.
+    /// How many acknowledged operations there were, and how many of them suspended something or resumed it.
     count: usize,
+    turns: usize,
 }
 
 /// An instant at which the power fails.
@@ -75,6 +86,13 @@ struct Work<'a> {
     told: &'a Mutex<Told>,
     random: Random,
     next: usize,
+}
+
+impl Told {
+    /// The sandboxes that run.
+    fn running(&self) -> BTreeSet<String> {
+        self.sandboxes.difference(&self.suspended).cloned().collect()
+    }
 }
 
 fn note(all: &mut BTreeSet<String>, name: &str) {
@@ -101,14 +119,19 @@ impl Work<'_> {
         format!("{kind}{}", self.next)
     }
 
-    fn one_of(&mut self, all: fn(&Told) -> &BTreeSet<String>) -> Option<String> {
-        let names: Vec<String> = all(&self.told()).iter().cloned().collect();
+    fn one_of(&mut self, all: fn(&Told) -> BTreeSet<String>) -> Option<String> {
+        let names: Vec<String> = all(&self.told()).into_iter().collect();
         (!names.is_empty()).then(|| names[self.random.below(names.len())].clone())
     }
 
     fn remove(&self, name: &str, words: &[&str]) {
         self.verb(name, words, |told| {
-            for all in [&mut told.sandboxes, &mut told.snapshots, &mut told.volumes] {
+            for all in [
+                &mut told.sandboxes,
+                &mut told.suspended,
+                &mut told.snapshots,
+                &mut told.volumes,
+            ] {
                 all.remove(name);
             }
             told.removed.insert(name.to_owned());
@@ -118,7 +141,7 @@ impl Work<'_> {
     /// Something that somebody might do.
     fn step(&mut self) {
         let count = self.told().sandboxes.len();
-        match self.random.below(10) {
+        match self.random.below(14) {
             0..4 if count < MOST => {
                 let name = self.fresh("s");
                 let words = [
@@ -127,14 +150,14 @@ impl Work<'_> {
                 self.verb(&name, &words, |told| note(&mut told.sandboxes, &name));
             }
             4 if count < MOST => {
-                if let Some(snapshot) = self.one_of(|told| &told.snapshots) {
+                if let Some(snapshot) = self.one_of(|told| told.snapshots.clone()) {
                     let name = self.fresh("s");
                     let words = ["clone", "--name", &name, &snapshot];
                     self.verb(&name, &words, |told| note(&mut told.sandboxes, &name));
                 }
             }
             5 | 6 => {
-                if let Some(sandbox) = self.one_of(|told| &told.sandboxes) {
+                if let Some(sandbox) = self.one_of(Told::running) {
                     let name = self.fresh("k");
                     let words = ["snapshot", "create", &sandbox, &name];
                     self.verb(&name, &words, |told| note(&mut told.snapshots, &name));
@@ -146,18 +169,95 @@ impl Work<'_> {
                 self.verb(&name, &words, |told| note(&mut told.volumes, &name));
             }
             8 => {
-                if let Some(name) = self.one_of(|told| &told.snapshots) {
+                if let Some(name) = self.one_of(|told| told.snapshots.clone()) {
                     self.remove(&name, &["snapshot", "rm", &name]);
-                } else if let Some(name) = self.one_of(|told| &told.volumes) {
+                } else if let Some(name) = self.one_of(|told| told.volumes.clone()) {
                     self.remove(&name, &["volume", "rm", &name]);
                 }
             }
+            10 | 11 => {
+                if let Some(name) = self.one_of(Told::running) {
+                    self.verb(&name, &["suspend", &name], |told| {
+                        note(&mut told.suspended, &name);
+                        told.turns += 1;
+                    });
+                }
+            }
+            12 | 13 => {
+                if let Some(name) = self.one_of(|told| told.suspended.clone()) {
+                    self.verb(&name, &["resume", &name], |told| {
+                        told.suspended.remove(&name);
+                        told.turns += 1;
+                    });
+                }
+            }
             _ => {
-                if let Some(name) = self.one_of(|told| &told.sandboxes) {
+                if let Some(name) = self.one_of(|told| told.sandboxes.clone()) {
                     self.remove(&name, &["rm", "-f", &name]);
                 }
             }
         }
+    }
+}
+
+/// There is power, and somebody who can say what a disk has without it.
+fn is_possible() -> bool {
+    if !rustix::process::geteuid().is_root() {
+        crate::say("no power fails: only root can mount and attach loop devices");
+        return false;
+    }
+    assert!(
+        Path::new("/dev/fuse").exists(),
+        "there is no /dev/fuse: `modprobe fuse`"
+    );
+    true
+}
+
+/// From these moments on it is suspended, and it has gone on: nothing of what was not flushed is needed for that.
+fn without_way_back() {
+    if !is_possible() {
+        return;
+    }
+    for (point, verb, state) in [
+        (points::SUSPEND_SAVED, "suspend", "suspended"),
+        (points::RESUME_SPENT, "resume", "exited"),
+    ] {
+        let mut drive = None;
+        let world = World::prepared("can be kept", |top| {
+            drive = Some(Drive::new(&top.join("drive"), DISK, &top.join("state")));
+        });
+        let drive = drive.unwrap();
+        let held = world.path("points");
+        fs::create_dir(&held).unwrap();
+        let command = |words: &[&str]| {
+            let mut command = world.command(words);
+            command.env(points::VARIABLE, &held).stdout(Stdio::null());
+            command
+        };
+        let run = [
+            "run", "-d", "--disk", "16m", "--name", "web", "tiny", "--", "sleep", "1000",
+        ];
+        assert!(command(&run).status().unwrap().success());
+        if verb == "resume" {
+            done(&world, &["suspend", "web"]);
+        }
+        fs::write(held.join(point), "").unwrap();
+        let mut client = command(&[verb, "web"]).spawn().unwrap();
+        wait_for(point, || held.join(format!("{point}.reached")).exists().then_some(()));
+        let cut = drive.cut();
+        fs::remove_file(held.join(point)).unwrap();
+        assert!(client.wait().unwrap().success());
+        end_all(&world);
+        drop(drive);
+        let image = world.path("after.img");
+        cut.write(&image, || false);
+        let mounted = Mounted::new(&image, &world.path("state"));
+        let found = json(&world, &["inspect", "web"]);
+        assert_eq!(found[0]["state"], state, "the power failed at {point}");
+        done(&world, &[if state == "suspended" { "resume" } else { "start" }, "web"]);
+        done(&world, &["exec", "web", "true"]);
+        end_all(&world);
+        drop(mounted);
     }
 }
 
@@ -166,14 +266,9 @@ fn number(variable: &str) -> Option<u64> {
 }
 
 fn survives() {
-    if !rustix::process::geteuid().is_root() {
-        crate::say("no power fails: only root can mount and attach loop devices");
+    if !is_possible() {
         return;
     }
-    assert!(
-        Path::new("/dev/fuse").exists(),
-        "there is no /dev/fuse: `modprobe fuse`"
-    );
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
     let seed = number("BASALT_SEED").unwrap_or(u64::from(now.subsec_nanos()));
     let instants = number("BASALT_POWER_FAILURES").map_or(FEW, |count| count as usize);
@@ -188,6 +283,7 @@ fn survives() {
     drop(drive);
     let mut random = Random(seed ^ 1);
     let mut lost: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut suspended = 0;
     for (number, cut) in cuts.into_iter().enumerate() {
         let pending = cut.medium.pending();
         // Every second time nothing of what was not flushed has come to the disk, else a part.
@@ -201,10 +297,13 @@ fn survives() {
         end_all(&world);
         drop(mounted);
         fs::remove_file(&image).unwrap();
+        suspended += cut.told.suspended.len();
         *lost.entry("writes").or_default() += pending;
         *lost.entry("operations").or_default() += cut.told.count;
     }
-    crate::say(&format!("power failed {instants} times: {lost:?} before the instants"));
+    crate::say(&format!(
+        "power failed {instants} times: {lost:?} before the instants, {suspended} suspended sandboxes at them"
+    ));
 }
 
 /// Works until there were so many instants; what was there at each.
@@ -227,7 +326,11 @@ fn work(world: &World, drive: &Drive, instants: usize, seed: u64) -> Vec<Cut> {
         });
         let mut random = Random(seed ^ 2);
         while cuts.len() < instants && !worker.is_finished() {
-            std::thread::sleep(Duration::from_millis(1 + random.next() % STEP_MS));
+            // At any instant, or as soon as somebody was told of something that is flushed for no other reason.
+            match random.next() % 2 {
+                0 => std::thread::sleep(Duration::from_millis(1 + random.next() % STEP_MS)),
+                _ => wait_for_turn(told),
+            }
             let told = told.lock().unwrap();
             // The first ones would find nothing.
             if told.count > 3 {
@@ -243,6 +346,15 @@ fn work(world: &World, drive: &Drive, instants: usize, seed: u64) -> Vec<Cut> {
     crate::say(&format!("worked for {:?}", begun.elapsed()));
     assert_eq!(cuts.len(), instants);
     cuts
+}
+
+/// Waits a while until one more is suspended or resumed.
+fn wait_for_turn(told: &Mutex<Told>) {
+    let turns = || told.lock().unwrap().turns;
+    let (before, end) = (turns(), Instant::now() + 3 * Duration::from_millis(STEP_MS));
+    while turns() == before && Instant::now() < end {
+        std::thread::sleep(Duration::from_micros(50));
+    }
 }
 
 /// Ends the daemon and all VMMs, as if the host had.
@@ -303,7 +415,16 @@ fn check(world: &World, told: &Told, context: &str) {
             "{context}: the disk of {name}: {}",
             String::from_utf8_lossy(&checked.stdout)
         );
-        done(world, &["start", name]);
+        let is_suspended = sandbox["state"] == "suspended";
+        // One that has gone on since must not be put back to what it was: its disk is not that of then.
+        assert!(
+            told.open.as_deref() == Some(name) || is_suspended == told.suspended.contains(name),
+            "{context}: {name} is {}, and suspended were {:?}",
+            sandbox["state"],
+            told.suspended
+        );
+        let verb = if is_suspended { "resume" } else { "start" };
+        done(world, &[verb, name]);
         done(world, &["exec", name, "true"]);
     }
     for snapshot in &snapshots {
