@@ -50,7 +50,10 @@ impl Node {
         let sandbox = &stored.sandbox;
         let vm = entry.vm_for(Verb::Suspend)?;
         if !sandbox.config.detach {
-            return Err(Error::Tied(sandbox.name.clone()));
+            return Err(Error::Invalid(format!(
+                "sandbox {} cannot be suspended: it ends with the `basalt run` that started it; run one with --detach",
+                sandbox.name
+            )));
         }
         can_be_saved(&stored)?;
         self.refuse_devices(entry, OnDevices::Refuse)?;
@@ -110,7 +113,19 @@ impl Node {
     /// Notes a moment from which there is no way back, on the disk. If that fails it was not that moment.
     fn note_for_good(&self, entry: &Entry, before: Operation, now: Operation) -> Result<(), Error> {
         let _span = span("record reaches the disk");
-        self.update(entry, |stored| stored.operation = Some(now))?;
+        self.update(entry, |stored| {
+            // Somebody may have ended it meanwhile.
+            if stored.operation.as_ref() == Some(&before) {
+                stored.operation = Some(now.clone());
+            }
+        })?;
+        let stored = entry.stored();
+        if stored.operation != Some(now) {
+            let name = stored.sandbox.name;
+            return Err(Error::Invalid(format!(
+                "sandbox {name} was ended by somebody meanwhile"
+            )));
+        }
         self.store.reaches_disk(&entry.stored()).map_err(|error| {
             let taken_back = self.note_change(entry, |stored| stored.operation = Some(before.clone()));
             error.after_undo(taken_back)

@@ -56,6 +56,24 @@ fn rests_as(world: &World, wanted: Option<State>) {
     world.ends_empty().unwrap();
 }
 
+/// Whoever kills it does not wait for its turn.
+#[test]
+fn one_that_is_killed_while_it_is_suspended_has_exited() {
+    for point in [points::SUSPEND_WRITTEN, points::SNAPSHOT_SAVED] {
+        let world = World::new();
+        world.run(World::config("web")).unwrap();
+        let (node, entry) = (std::sync::Arc::clone(world.node()), world.entry("web"));
+        world
+            .faults
+            .at(point, move || node.kill(&entry, libc::SIGKILL).unwrap());
+        let error = world.node().suspend(&world.entry("web")).unwrap_err();
+        assert!(!error.to_string().is_empty());
+        world.is_at_rest().unwrap();
+        assert_eq!(cases::state(&world, "web"), Some(State::Exited), "{point}: {error}");
+        world.ends_empty().unwrap();
+    }
+}
+
 #[test]
 fn an_attach_is_given_up_for_who_stops_the_sandbox() {
     let world = World::new();
