@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use node_api::message::Item;
-use node_api::{Request, Sandbox};
+use node_api::{ListConfig, Request, Sandbox};
 use serde::Serialize;
 
 use crate::{asked, daemon};
@@ -73,7 +73,7 @@ fn list() -> Result<Option<Vec<Published>>> {
         return Ok(None);
     };
     let mut found = Vec::new();
-    client.ask_each(Request::List { all: false }, &mut |item| {
+    client.ask_each(Request::List(ListConfig::default()), &mut |item| {
         if let Item::Sandbox(sandbox) = item {
             found.extend(of(*sandbox));
         }

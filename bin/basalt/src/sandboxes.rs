@@ -5,7 +5,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::{Result, bail};
 use base::ByteSize;
 use node_api::message::Item;
-use node_api::{Client, Ended, MemoryState, NodeEvent, Reply, Request, Sample, Sandbox, Secrets as _, State};
+use node_api::{
+    Client, Ended, ListConfig, MemoryState, NodeEvent, Reply, Request, Sample, Sandbox, Secrets as _, State,
+};
 
 use crate::asked;
 use crate::cli::{InspectArgs, KillArgs, ManyArgs, PsArgs, QuarantineArgs, RmArgs, StatsArgs, StopArgs};
@@ -18,7 +20,13 @@ const STATS_PAUSE: Duration = Duration::from_secs(1);
 /// `basalt ps`.
 pub(crate) fn ps(args: &PsArgs, output: &Output) -> Result<u8> {
     let mut sandboxes = Vec::new();
-    daemon::connect()?.ask_each(Request::List { all: args.all }, &mut |item| {
+    let wanted = ListConfig {
+        all: args.all,
+        states: args.state.clone(),
+        labels: args.label.iter().cloned().collect(),
+        ..ListConfig::default()
+    };
+    daemon::connect()?.ask_each(Request::List(wanted), &mut |item| {
         if let Item::Sandbox(sandbox) = item {
             sandboxes.push(as_asked(*sandbox).redacted());
         }

@@ -13,6 +13,7 @@ pub mod device;
 pub mod device_start;
 pub mod host_cpu;
 pub mod limits;
+pub mod list;
 pub mod memory_mode;
 pub mod memory_size;
 pub mod message;
@@ -41,6 +42,7 @@ pub use device::{
 pub use device_start::DeviceStart;
 pub use host_cpu::{CpuUse, HostCpu};
 pub use limits::{Limits, Rate};
+pub use list::ListConfig;
 pub use memory_mode::MemoryMode;
 pub use memory_size::{DmaState, MemoryError, MemoryState};
 pub use message::{

@@ -11,6 +11,7 @@ use crate::accelerator_stats::{AcceleratorInfo, AcceleratorStats};
 use crate::config::SandboxConfig;
 use crate::device::{Device, DeviceRequest};
 use crate::host_cpu::HostCpu;
+use crate::list::ListConfig;
 use crate::memory_size::MemoryState;
 use crate::promised::{Promised, ZeroedMemory};
 use crate::sandbox::{Ended, Sandbox};
@@ -40,11 +41,8 @@ pub enum Request {
         /// Which.
         sandbox: String,
     },
-    /// All of them, or those that have a VM. Each is an item; then [`Reply::Done`].
-    List {
-        /// Also those that have ended.
-        all: bool,
-    },
+    /// Those that are asked for. Each is an item; then [`Reply::Done`].
+    List(ListConfig),
     /// One of them. [`Reply::Sandbox`].
     Inspect {
         /// Which.

@@ -43,6 +43,18 @@ pub enum State {
 }
 
 impl State {
+    /// Each of them.
+    pub const ALL: [Self; 8] = [
+        Self::Creating,
+        Self::Starting,
+        Self::Running,
+        Self::Paused,
+        Self::Stopping,
+        Self::Suspended,
+        Self::Exited,
+        Self::Removing,
+    ];
+
     /// A VM belongs to it.
     pub fn has_vm(self) -> bool {
         matches!(self, Self::Starting | Self::Running | Self::Paused | Self::Stopping)
@@ -65,6 +77,18 @@ impl std::fmt::Display for State {
             Self::Suspended => "suspended",
             Self::Exited => "exited",
             Self::Removing => "removing",
+        })
+    }
+}
+
+impl std::str::FromStr for State {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|state| state.to_string() == text);
+        found.ok_or_else(|| {
+            let all = Self::ALL.map(|state| state.to_string()).join(", ");
+            format!("`{text}` is no state; there are {all}")
         })
     }
 }

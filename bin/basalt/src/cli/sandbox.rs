@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use clap::{ArgAction, Args, ValueHint};
+use node_api::State;
 
 use super::{ProcessArgs, parse};
 use crate::copy::End;
@@ -39,6 +40,14 @@ pub(crate) struct PsArgs {
     /// Also those that have ended.
     #[arg(short, long)]
     pub(crate) all: bool,
+
+    /// Only those with this mark of `basalt run --label`. Several times for several, which they all have.
+    #[arg(short, long, value_name = "KEY=VALUE", value_parser = parse::label)]
+    pub(crate) label: Vec<(String, String)>,
+
+    /// Only those in this state. Several times for several, one of which they are in.
+    #[arg(long, value_name = "STATE", conflicts_with = "all")]
+    pub(crate) state: Vec<State>,
 
     /// Print ids only.
     #[arg(short, long)]

@@ -9,7 +9,7 @@ use anyhow::Result;
 use base::ByteSize;
 use image::Prune;
 use node_api::message::Item;
-use node_api::{Request, Sandbox, Snapshot, Template};
+use node_api::{ListConfig, Request, Sandbox, Snapshot, Template};
 use serde::Serialize;
 
 use super::{short_digest, store};
@@ -41,7 +41,7 @@ impl Known {
         let Some(mut client) = daemon::connect_if_needed(some)? else {
             return Ok(found);
         };
-        client.ask_each(Request::List { all: true }, &mut |item| {
+        client.ask_each(Request::List(ListConfig::all()), &mut |item| {
             if let Item::Sandbox(sandbox) = item {
                 found.sandboxes.push(*sandbox);
             }

@@ -81,7 +81,7 @@ fn needed(node: &Node, request: &Request) -> u64 {
         | Request::KeepTemplate
         | Request::OpenFiles { .. } => TO_START,
         Request::Info
-        | Request::List { .. }
+        | Request::List(_)
         | Request::Inspect { .. }
         | Request::Wait { .. }
         | Request::Events

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use base::{Epoll, EventFd, Interest};
 use node_api::message::Item;
-use node_api::{ApiError, BuildConfig, ErrorKind, NodeInfo, Packet, Reply, Request, State, Tracing, VERSION};
+use node_api::{ApiError, BuildConfig, ErrorKind, ListConfig, NodeInfo, Packet, Reply, Request, Tracing, VERSION};
 use observe::Repeated;
 use observe::span::{self, Operation};
 use rustix::net::{SocketFlags, SocketType};
@@ -404,7 +404,7 @@ impl Connection<'_> {
                 let command = Box::new(command);
                 return Ok((Reply::Agent { command, restarts }, vec![stream]));
             }
-            Request::List { all } => self.list(&node, all)?,
+            Request::List(wanted) => self.list(&node, &wanted)?,
             Request::Inspect { sandbox } => Reply::Sandbox(Box::new(node.inspect(&*node.find(&sandbox)?))),
             Request::Logs { sandbox } => return logs(&node, &sandbox),
             Request::Wait { sandbox } => self.wait(&*node.find(&sandbox)?)?,
@@ -547,13 +547,11 @@ impl Connection<'_> {
         }
     }
 
-    fn list(&self, node: &Node, all: bool) -> Result<Reply, Error> {
-        for mut sandbox in node.list() {
-            if all || sandbox.state.has_vm() || sandbox.state == State::Suspended {
-                // One that ends just now has none.
-                sandbox.memory_state = node.find(&sandbox.id).ok().and_then(|entry| node.memory_state(&entry));
-                self.item(Item::Sandbox(Box::new(sandbox)))?;
-            }
+    fn list(&self, node: &Node, wanted: &ListConfig) -> Result<Reply, Error> {
+        for mut sandbox in wanted.of(node.list()) {
+            // One that ends just now has none.
+            sandbox.memory_state = node.find(&sandbox.id).ok().and_then(|entry| node.memory_state(&entry));
+            self.item(Item::Sandbox(Box::new(sandbox)))?;
         }
         Ok(Reply::Done)
     }

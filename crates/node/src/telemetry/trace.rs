@@ -94,7 +94,7 @@ pub(crate) fn name(request: &Request) -> Option<&'static str> {
         Request::Devices(DeviceRequest::MakeVfs { .. }) => "make virtual functions",
         Request::Finish => "finish",
         Request::Info
-        | Request::List { .. }
+        | Request::List(_)
         | Request::Inspect { .. }
         | Request::ListAccelerators
         | Request::ListCpus

@@ -95,19 +95,9 @@ impl MetricSources<'_> {
     }
 
     fn write_states(&self, text: &mut Exposition) {
-        const STATES: [State; 8] = [
-            State::Creating,
-            State::Starting,
-            State::Running,
-            State::Paused,
-            State::Stopping,
-            State::Suspended,
-            State::Exited,
-            State::Removing,
-        ];
         let all = self.sandboxes.list();
         let mut family = text.family("basalt_sandboxes", Kind::Gauge, "Sandboxes, by state.");
-        for state in STATES {
+        for state in State::ALL {
             let count = all.iter().filter(|sandbox| sandbox.state == state).count();
             family.number(&[("state", &state.to_string())], count.try_into().unwrap_or(u64::MAX));
         }
