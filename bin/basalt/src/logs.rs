@@ -8,7 +8,7 @@ use std::time::Duration;
 use agent_api::OutputStream;
 use agent_api::log::{Record, What, read};
 use anyhow::{Context, Result, bail};
-use node_api::{Client, Reply, Request};
+use node_api::{Client, Reply, Request, State};
 
 use crate::cli::LogsArgs;
 use crate::daemon;
@@ -80,7 +80,7 @@ fn begin_of_last(count: usize, reader: &mut Reader, end: u64) -> Result<Option<u
 fn has_ended(client: &mut Client, id: &str) -> Result<bool> {
     let inspect = Request::Inspect { sandbox: id.to_owned() };
     match client.ask(inspect) {
-        Ok((Reply::Sandbox(sandbox), _)) => Ok(!sandbox.state.has_vm()),
+        Ok((Reply::Sandbox(sandbox), _)) => Ok(!sandbox.state.has_vm() && sandbox.state != State::Suspended),
         Ok((other, _)) => bail!("the daemon answered {other:?}: use basalt and basaltd of one build"),
         Err(node_api::ClientError::Refused(_)) => Ok(true),
         Err(error) => Err(error.into()),

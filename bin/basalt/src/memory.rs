@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use base::ByteSize;
 use node_api::{MemoryState, Reply, Request, Sandbox, Secrets as _, State};
 
@@ -13,14 +13,15 @@ use crate::sandboxes::{as_asked, millis, unexpected};
 
 /// `basalt update`.
 pub(crate) fn update(args: &UpdateArgs, output: &Output) -> Result<u8> {
+    if args.on_timeout.is_some() && args.timeout == Some(TimeLimit(None)) {
+        bail!("without a limit nothing is done at its end: leave --on-timeout out, or give a --timeout");
+    }
     let mut daemon = daemon::connect()?;
     if let Some(TimeLimit(time)) = args.timeout {
         let request = Request::SetTimeLimit {
             sandbox: args.sandbox.clone(),
-            limit: time.map(|time| node_api::TimeLimit {
-                ms: millis(time),
-                then: args.on_timeout.unwrap_or_default(),
-            }),
+            ms: time.map(millis),
+            then: args.on_timeout,
         };
         match daemon.ask(request)? {
             (Reply::Sandbox(sandbox), _) if args.memory.is_none() => {

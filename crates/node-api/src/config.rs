@@ -296,8 +296,8 @@ pub enum ConfigError {
     TimeLimit,
     /// What it is to be when its time is over it cannot be.
     #[error(
-        "it cannot be suspended when its time is over: run it with --detach, without devices of the host and with translated memory, or with \
-         --on-timeout stop"
+        "it cannot be suspended when its time is over: run it with --detach, without devices of the host and volumes of another machine, and \
+         with translated memory, or with --on-timeout stop"
     )]
     NotToSuspend,
     /// Rates of a network that it does not have.

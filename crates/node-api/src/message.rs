@@ -17,7 +17,7 @@ use crate::promised::{Promised, ZeroedMemory};
 use crate::sandbox::{Ended, Sandbox};
 use crate::snapshot::{CloneConfig, MoveConfig, RollbackConfig, Snapshot, SnapshotConfig};
 use crate::template::{BuildConfig, LoadedTemplate, Template};
-use crate::time_limit::TimeLimit;
+use crate::time_limit::OnTimeout;
 use crate::transfer::Kind;
 use crate::verify::{Verified, VerifyProgress};
 use crate::volume::Volume;
@@ -209,8 +209,11 @@ pub enum Request {
     SetTimeLimit {
         /// Which.
         sandbox: String,
-        /// How long, and what is done then.
-        limit: Option<TimeLimit>,
+        /// How long, in milliseconds.
+        ms: Option<u64>,
+        /// What is done then; if it is not said, what was to be done until now.
+        #[serde(default)]
+        then: Option<OnTimeout>,
     },
     /// All sandboxes that have an accelerator. Each is an item; then [`Reply::Done`].
     ListAccelerators,

@@ -6,6 +6,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use crate::config::{ConfigError, SandboxConfig};
+use crate::volume::{VolumeMount, VolumeSource};
 
 /// What is done with a sandbox whose time is over.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,7 +60,11 @@ impl TimeLimit {
 
 /// What cannot be suspended is told when it is asked for, and not when its time is over.
 pub(crate) fn check(config: &SandboxConfig) -> Result<(), ConfigError> {
-    let stays = !config.detach || !config.devices.is_empty() || !config.resources.memory_mode.is_translated();
+    let served = |volume: &VolumeMount| matches!(volume.source, VolumeSource::Served(_));
+    let stays = !config.detach
+        || !config.devices.is_empty()
+        || !config.resources.memory_mode.is_translated()
+        || config.volumes.iter().any(served);
     match config.time_limit {
         Some(TimeLimit { ms: 0, .. }) => Err(ConfigError::TimeLimit),
         Some(limit) if limit.then == OnTimeout::Suspend && stays => Err(ConfigError::NotToSuspend),

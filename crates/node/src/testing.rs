@@ -94,6 +94,7 @@ pub(crate) fn stored(id: &str, name: &str) -> Stored {
         building: false,
         share_slots: 0,
         detached: Vec::new(),
+        was_suspended: false,
         memory_is_private: false,
         came_zeroed: CameZeroed::default(),
         networked: false,

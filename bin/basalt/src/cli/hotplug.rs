@@ -89,7 +89,7 @@ pub(crate) struct UpdateArgs {
     #[arg(long, value_name = "TIME", value_parser = parse::time_limit)]
     pub(crate) timeout: Option<TimeLimit>,
 
-    /// What is done when that is over: stop, or suspend.
+    /// What is done when that is over: stop, or suspend; if it is not said, what was to be done before.
     #[arg(long, value_name = "WHAT", requires = "timeout")]
     pub(crate) on_timeout: Option<OnTimeout>,
 }

@@ -453,8 +453,8 @@ impl Connection<'_> {
             Request::Clone(config) => self.goes_on(node.clone_of(config))?,
             Request::Rollback(asked) => self.goes_on(rolled_back(&node, &asked))?,
             Request::Move(asked) => self.goes_on(moved(&node, &asked))?,
-            Request::SetTimeLimit { sandbox, limit } => {
-                Reply::Sandbox(Box::new(node.set_time_limit(&*node.find(&sandbox)?, limit)?))
+            Request::SetTimeLimit { sandbox, ms, then } => {
+                Reply::Sandbox(Box::new(node.set_time_limit(&*node.find(&sandbox)?, ms, then)?))
             }
             Request::UpdateMemory { sandbox, memory } => resized(&node, &sandbox, memory)?,
             Request::RemoveSnapshot { name } => {

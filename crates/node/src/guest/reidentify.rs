@@ -19,6 +19,17 @@ pub(crate) struct Reidentification {
     pub(crate) restored: bool,
 }
 
+impl Reidentification {
+    /// Of one that goes on from when it was suspended: it is the same one, and the only one, so that no hook has anything to mend. But nobody
+    /// knows how long it stood still.
+    pub(crate) fn later() -> Self {
+        Self {
+            restored: true,
+            ..Self::default()
+        }
+    }
+}
+
 /// What a sandbox has and no template, so that no clone inherits it; as its agent is told.
 #[derive(Debug, Default)]
 pub(crate) struct Own {

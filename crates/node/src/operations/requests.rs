@@ -69,7 +69,7 @@ impl Node {
         }
         match stored.is_held() {
             // A snapshot has left it so.
-            true => self.let_go_on(&vm)?,
+            true => self.let_go_on(&stored, &vm)?,
             false => vm.ask("it was resumed", VmmClient::resume)?,
         }
         self.points.at(points::PAUSE_RESUMED);

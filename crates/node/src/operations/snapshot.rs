@@ -286,18 +286,22 @@ impl Node {
         match failed {
             // It never stood still.
             Some(error) if error.is_agents_refusal() => Ok(()),
-            _ => self.let_go_on_by(vm, line),
+            _ => self.let_go_on_by(vm, line, Reidentification::default()),
         }
     }
 
     /// Lets a sandbox that is held go on, wherever it was stopped. What its kernel had of randomness is in the snapshot, too:
     /// it gets other.
-    pub(crate) fn let_go_on(&self, vm: &Vm) -> Result<(), Error> {
-        self.let_go_on_by(vm, vm.line()?)
+    pub(crate) fn let_go_on(&self, stored: &Stored, vm: &Vm) -> Result<(), Error> {
+        let told = match stored.operation {
+            Some(Operation::Resume { .. }) => Reidentification::later(),
+            _ => Reidentification::default(),
+        };
+        self.let_go_on_by(vm, vm.line()?, told)
     }
 
     /// The same by a socket that is there already.
-    fn let_go_on_by(&self, vm: &Vm, line: Line) -> Result<(), Error> {
+    fn let_go_on_by(&self, vm: &Vm, line: Line, told: Reidentification) -> Result<(), Error> {
         let _span = span("it goes on");
         // It may write on.
         let info = vm.ask_within(
@@ -309,7 +313,7 @@ impl Node {
             vm.ask("it was resumed after a snapshot", VmmClient::resume)?;
         }
         self.points.at(points::SNAPSHOT_RESUMED);
-        self.reidentify_by(vm, line, Reidentification::default())?;
+        self.reidentify_by(vm, line, told)?;
         self.points.at(points::SNAPSHOT_THAWED);
         Ok(())
     }

@@ -450,7 +450,7 @@ impl Node {
         self.update(entry, |stored| {
             stored.rests_as(State::Running);
             stored.acknowledged = true;
-            if begins {
+            if begins || stored.sandbox.ends_ns.is_none() {
                 stored.begins_time(clock::now_ns());
             }
         })?;

@@ -470,6 +470,7 @@ pub(crate) fn new_sandbox(
     Ok(Stored {
         share_slots: volume_shares::slots(&sandbox.config.volumes),
         detached: Vec::new(),
+        was_suspended: false,
         memory_is_private: false,
         came_zeroed: CameZeroed::default(),
         sandbox,

@@ -115,6 +115,10 @@ impl Node {
         grace: Duration,
     ) -> Result<crate::operations::stages::Started, Error> {
         let _operation = self.turn(entry)?;
+        if entry.state() == State::Suspended {
+            // What is in its memory is given up by who says so.
+            Verb::Start.check(&entry.stored().sandbox)?;
+        }
         // If there is no room for it to boot, it runs on.
         let held = self.admit_restart(entry)?;
         self.stop_now(entry, grace)?;
@@ -181,12 +185,26 @@ impl Node {
         if signal == libc::SIGKILL {
             self.mark_stopping(entry)?;
             vm.kill()?;
-            return self.wait_for_end_without_turn(entry);
+            self.wait_for_end_without_turn(entry)?;
+            return self.kill_suspended(entry);
         }
         let mut agent = vm.agent()?;
         agent
             .signal_main(signal)
             .map_err(|error| vm.diagnose("its command was signalled", error))
+    }
+
+    /// Somebody was about to suspend what was to be killed.
+    fn kill_suspended(&self, entry: &Entry) -> Result<(), Error> {
+        if entry.state() != State::Suspended {
+            return Ok(());
+        }
+        let _operation = entry.operate();
+        match entry.state() {
+            State::Suspended => self.end_suspended(entry),
+            // It was resumed meanwhile, by who wants it to run.
+            _ => Ok(()),
+        }
     }
 
     /// The client of a sandbox that is not detached has what it wanted, or is gone.

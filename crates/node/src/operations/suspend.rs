@@ -16,7 +16,6 @@ use base::points;
 use node_api::{Ended, EventKind, State};
 use observe::span::span;
 
-use crate::Error;
 use crate::guest::reidentify::Reidentification;
 use crate::node::Node;
 use crate::operations::admission::comes_by;
@@ -33,6 +32,7 @@ use crate::store::records;
 use crate::store::remove::remove_directory;
 use crate::vmm::line::Line;
 use crate::vmm::vm::Vm;
+use crate::{Error, clock};
 
 /// What a suspended sandbox goes on from, in its directory.
 const SAVED: &str = "suspended";
@@ -55,8 +55,16 @@ impl Node {
                 sandbox.name
             )));
         }
-        can_be_saved(&stored)?;
-        self.refuse_devices(entry, OnDevices::Refuse)?;
+        let refused = |why: &str| Error::Invalid(format!("sandbox {} cannot be suspended: {why}", sandbox.name));
+        can_be_saved(&stored).map_err(|error| match error {
+            Error::NotToBeKept { why, .. } => refused(&why),
+            other => other,
+        })?;
+        if self.refuse_devices(entry, OnDevices::Refuse).is_err() {
+            return Err(refused(
+                "it has devices of the host's, whose state stays on them; detach them first with `basalt device detach`",
+            ));
+        }
         let directory = self.sandbox_paths(entry).directory;
         // How much of its memory has to be written is known when it is.
         space::require(&directory, LEAST, "suspending a sandbox")?;
@@ -70,7 +78,8 @@ impl Node {
 
     fn suspend_in_turn(&self, entry: &Arc<Entry>, (vm, line): (&Arc<Vm>, Line), begun: Begun) -> Result<(), Error> {
         self.update(entry, |stored| {
-            stored.operation = Some(Operation::Suspend { is_saved: false })
+            stored.was_suspended = true;
+            stored.operation = Some(Operation::Suspend { is_saved: false });
         })?;
         if let Err(error) = self.save_to_suspend(entry, vm, begun) {
             let gone_on = self.go_on_after(Some(&error), vm, line);
@@ -113,10 +122,16 @@ impl Node {
     /// Notes a moment from which there is no way back, on the disk. If that fails it was not that moment.
     fn note_for_good(&self, entry: &Entry, before: Operation, now: Operation) -> Result<(), Error> {
         let _span = span("record reaches the disk");
+        let was = entry.stored().sandbox;
         self.update(entry, |stored| {
             // Somebody may have ended it meanwhile.
             if stored.operation.as_ref() == Some(&before) {
                 stored.operation = Some(now.clone());
+                if now == (Operation::Resume { is_spent: true }) {
+                    // Whatever comes now, it has this machine, and is stopped like any other that runs.
+                    stored.sandbox.state = State::Running;
+                    stored.begins_time(clock::now_ns());
+                }
             }
         })?;
         let stored = entry.stored();
@@ -126,8 +141,11 @@ impl Node {
                 "sandbox {name} was ended by somebody meanwhile"
             )));
         }
-        self.store.reaches_disk(&entry.stored()).map_err(|error| {
-            let taken_back = self.note_change(entry, |stored| stored.operation = Some(before.clone()));
+        self.store.reaches_disk(&stored).map_err(|error| {
+            let taken_back = self.note_change(entry, |stored| {
+                stored.operation = Some(before.clone());
+                (stored.sandbox.state, stored.sandbox.ends_ns) = (was.state, was.ends_ns);
+            });
             error.after_undo(taken_back)
         })
     }
@@ -160,12 +178,8 @@ impl Node {
 
     fn resume_in_turn(&self, entry: &Entry) -> Result<(), Error> {
         let place = self.suspended(entry);
-        // It is the same one, and the only one: no hook has anything to mend. But nobody knows how long it stood still.
-        let reidentification = Reidentification {
-            restored: true,
-            ..Reidentification::default()
-        };
-        let mut restored = ToRestore::launch(self, entry, &place)?.restore(self, entry, &place, reidentification)?;
+        let mut restored =
+            ToRestore::launch(self, entry, &place)?.restore(self, entry, &place, Reidentification::later())?;
         restored.has_accelerator(self, entry)?;
         self.points.at(points::RESUME_RESTORED);
         self.note_for_good(
@@ -188,7 +202,8 @@ impl Node {
     pub(crate) fn end_suspended(&self, entry: &Entry) -> Result<(), Error> {
         // What it was to go on from goes when nothing says any more that it is to.
         self.exited(entry, Ended::Stopped)?;
-        self.forget_suspended(entry)
+        self.forget_suspended(entry)?;
+        self.remove_if_wanted(entry)
     }
 
     pub(crate) fn suspended(&self, entry: &Entry) -> Place {

@@ -13,6 +13,7 @@ use vmm_api::VmmClient;
 
 use crate::error::words::with_causes;
 use crate::node::Node;
+use crate::resources::budget::{TO_START, Wish};
 use crate::sandbox::entry::Entry;
 use crate::sandbox::lifecycle::Verb;
 use crate::store::database::Stored;
@@ -21,8 +22,12 @@ use crate::{Error, clock, thread};
 /// How long its command has after SIGTERM.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// What could not be done is tried again after that.
+/// What could not be done is tried again after that, and less and less often.
 const AGAIN: Duration = Duration::from_secs(10);
+const SELDOM: Duration = Duration::from_secs(300);
+
+/// So many are ended or suspended at once: each of them may write its memory.
+const AT_ONCE: usize = 4;
 
 /// At most so long nobody looks at the clock, which may be set.
 const LONGEST: Duration = Duration::from_secs(30);
@@ -46,8 +51,8 @@ struct Looking {
 enum Overdue {
     /// Somebody is about to end or suspend it.
     Begun,
-    /// That has failed, and is tried again at this moment.
-    Failed(Instant),
+    /// That has failed, and is tried again at this moment, and after such a pause if it fails then.
+    Failed(Instant, Duration),
 }
 
 impl TimeLimits {
@@ -76,12 +81,25 @@ impl TimeLimits {
         self.lock().overdue.get(id).copied()
     }
 
-    fn set(&self, id: &str, overdue: Option<Overdue>) {
+    /// Somebody begins with one; how long it is until it is tried again if that fails. `None`: enough are dealt with.
+    fn begin(&self, id: &str) -> Option<Duration> {
         let all = &mut self.lock().overdue;
-        match overdue {
-            Some(overdue) => all.insert(id.to_owned(), overdue),
-            None => all.remove(id),
-        };
+        if all.values().filter(|one| **one == Overdue::Begun).count() >= AT_ONCE {
+            return None;
+        }
+        match all.insert(id.to_owned(), Overdue::Begun) {
+            Some(Overdue::Failed(_, pause)) => Some(pause),
+            _ => Some(AGAIN),
+        }
+    }
+
+    fn fails(&self, id: &str, pause: Duration) {
+        let failed = Overdue::Failed(Instant::now() + pause, (2 * pause).min(SELDOM));
+        self.lock().overdue.insert(id.to_owned(), failed);
+    }
+
+    fn is_done(&self, id: &str) {
+        self.lock().overdue.remove(id);
     }
 }
 
@@ -106,29 +124,35 @@ impl Node {
             if left.is_zero() && self.begin_timeout(&entry) {
                 continue;
             }
-            let left = left.max(Duration::from_millis(1));
+            // Whoever is dealt with tells when that is done.
+            let left = if left.is_zero() { LONGEST } else { left };
             next = Some(next.map_or(left, |next| next.min(left)));
         }
         next
     }
 
-    /// False if there is no thread for it now.
+    /// False if it is not begun now.
     fn begin_timeout(self: &Arc<Self>, entry: &Arc<Entry>) -> bool {
-        // Nobody else begins it before it is done, or has failed for some time.
-        self.time_limits.set(&entry.id, Some(Overdue::Begun));
+        let Some(pause) = self.time_limits.begin(&entry.id) else {
+            return false;
+        };
+        if pause == AGAIN {
+            self.events.tell(EventKind::Timeout, &entry.stored().sandbox);
+        }
         let (node, ended) = (Arc::clone(self), Arc::clone(entry));
         let work = move || {
-            let done = node.timeout(&ended);
-            let failed = || Overdue::Failed(Instant::now() + AGAIN);
-            node.time_limits.set(&ended.id, done.is_err().then(failed));
-            if let Err(error) = done {
-                ended.lines.overdue.say(|more| {
-                    log::error!(
-                        "the time of sandbox {} is over, and it runs on, which is tried again: {}{more}",
-                        ended.id,
-                        with_causes(&error)
-                    );
-                });
+            match node.timeout(&ended) {
+                Ok(()) => node.time_limits.is_done(&ended.id),
+                Err(error) => {
+                    node.time_limits.fails(&ended.id, pause);
+                    ended.lines.overdue.say(|more| {
+                        log::error!(
+                            "the time of sandbox {} is over, and it is still there, which is tried again: {}{more}",
+                            ended.id,
+                            with_causes(&error)
+                        );
+                    });
+                }
             }
             node.time_limits.tell();
         };
@@ -138,44 +162,53 @@ impl Node {
                 "the time of sandbox {} is over, and nothing is done now: {error}",
                 entry.id
             );
-            let failed = Overdue::Failed(Instant::now() + AGAIN);
-            self.time_limits.set(&entry.id, Some(failed));
+            self.time_limits.fails(&entry.id, pause);
         }
         begun.is_ok()
     }
 
     /// Does with a sandbox what was asked for when its time is over, if it is.
-    pub(crate) fn timeout(self: &Arc<Self>, entry: &Arc<Entry>) -> Result<(), Error> {
-        let _operation = entry.operate();
+    pub(crate) fn timeout(&self, entry: &Arc<Entry>) -> Result<(), Error> {
+        let then = |stored: &Stored| {
+            stored
+                .sandbox
+                .config
+                .time_limit
+                .map_or(OnTimeout::Stop, |limit| limit.then)
+        };
+        let _lease = self
+            .budget
+            .lease(&Wish::request(), TO_START, self.config.limits.answer)?;
+        let _operation = match then(&entry.stored()) {
+            // Whoever waits for memory with it gives that up.
+            OnTimeout::Stop => entry.operate_to_stop(),
+            OnTimeout::Suspend => self.turn(entry)?,
+        };
         let stored = entry.stored();
         if entry.lock().gone || !is_over(&stored, clock::now_ns()) {
             return Ok(());
         }
-        let then = stored
-            .sandbox
-            .config
-            .time_limit
-            .map_or(OnTimeout::Stop, |limit| limit.then);
-        log::info!("the time of sandbox {} is over: {then}", entry.id);
-        self.events.tell(EventKind::Timeout, &stored.sandbox);
-        match then {
+        log::info!("the time of sandbox {} is over: {}", entry.id, then(&stored));
+        match then(&stored) {
             OnTimeout::Stop => self.stop_now(entry, GRACE),
-            OnTimeout::Suspend => {
-                self.runs_to_suspend(entry)?;
-                self.suspend_now(entry)
-            }
+            OnTimeout::Suspend => self.suspend_overdue(entry),
         }
     }
 
-    /// One that somebody has paused runs, as its agent is needed.
-    fn runs_to_suspend(&self, entry: &Entry) -> Result<(), Error> {
+    /// Somebody may have paused it: then it runs for the moment in which its agent is needed.
+    fn suspend_overdue(&self, entry: &Arc<Entry>) -> Result<(), Error> {
         let sandbox = entry.stored().sandbox;
         if sandbox.state != State::Paused || sandbox.pause_reason.is_some() {
-            return Ok(());
+            return self.suspend_now(entry);
         }
         let vm = entry.vm_for(Verb::Unpause)?;
+        let rests_as = |state| self.note_change(entry, |stored| stored.rests_as(state));
         vm.ask("it was resumed to be suspended", VmmClient::resume)?;
-        self.note_change(entry, |stored| stored.rests_as(State::Running))
+        rests_as(State::Running)?;
+        self.suspend_now(entry).map_err(|error| {
+            let paused = vm.ask("it was paused again", VmmClient::pause);
+            error.after_undo(paused.map(drop).and_then(|()| rests_as(State::Paused)))
+        })
     }
 
     /// How long a sandbox may run on; `None` if nothing limits that, or somebody is about it.
@@ -185,18 +218,24 @@ impl Node {
         let left = Duration::from_nanos(end.saturating_sub(clock::now_ns()));
         match self.time_limits.overdue(&entry.id) {
             Some(Overdue::Begun) => None,
-            Some(Overdue::Failed(again)) => Some(left.max(again.saturating_duration_since(Instant::now()))),
+            Some(Overdue::Failed(again, _)) => Some(left.max(again.saturating_duration_since(Instant::now()))),
             None => Some(left),
         }
     }
 
     /// Has a sandbox run for so long from now on, and from each of its next starts; or without a limit.
-    pub(crate) fn set_time_limit(&self, entry: &Entry, limit: Option<TimeLimit>) -> Result<Sandbox, Error> {
+    pub(crate) fn set_time_limit(
+        &self,
+        entry: &Entry,
+        ms: Option<u64>,
+        then: Option<OnTimeout>,
+    ) -> Result<Sandbox, Error> {
         let _operation = self.turn(entry)?;
         let sandbox = entry.stored().sandbox;
         Verb::Limit.check(&sandbox)?;
         let mut config = sandbox.config;
-        config.time_limit = limit;
+        let then = then.or(config.time_limit.map(|limit| limit.then)).unwrap_or_default();
+        config.time_limit = ms.map(|ms| TimeLimit { ms, then });
         config.validate()?;
         let now = clock::now_ns();
         self.update(entry, |stored| {

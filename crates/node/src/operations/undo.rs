@@ -83,7 +83,8 @@ impl Node {
             Some(Operation::Suspend { is_saved: false } | Operation::Resume { is_spent: true }) => {
                 self.let_go_on_if_there(entry)?;
                 match entry.state() {
-                    State::Running => self.forget_suspended(entry),
+                    // It has no use for it any more, however it rests.
+                    State::Running | State::Exited if !entry.lock().gone => self.forget_suspended(entry),
                     _ => Ok(()),
                 }
             }
@@ -99,7 +100,7 @@ impl Node {
     }
 
     /// One that has exited goes, if that was asked for with it.
-    fn remove_if_wanted(&self, entry: &Entry) -> Result<(), Error> {
+    pub(crate) fn remove_if_wanted(&self, entry: &Entry) -> Result<(), Error> {
         let remove = entry.stored().sandbox.config.remove;
         match remove && !entry.lock().attached {
             true => self.destroy(entry),
@@ -116,7 +117,7 @@ impl Node {
                 }
             });
         };
-        if let Err(error) = self.let_go_on(&vm) {
+        if let Err(error) = self.let_go_on(&entry.stored(), &vm) {
             return match vm.wait(Duration::ZERO) {
                 // Nobody may have watched it yet.
                 true => self.ends(entry, || Ended::Failed(error.to_string())),

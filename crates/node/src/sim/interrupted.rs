@@ -1,6 +1,7 @@
 //! Sandboxes that are stopped while somebody has their turn and waits for memory that is never mapped: it is given up at once, and nothing is
 //! left of it.
 
+use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -59,19 +60,54 @@ fn rests_as(world: &World, wanted: Option<State>) {
 /// Whoever kills it does not wait for its turn.
 #[test]
 fn one_that_is_killed_while_it_is_suspended_has_exited() {
-    for point in [points::SUSPEND_WRITTEN, points::SNAPSHOT_SAVED] {
+    for point in [points::SNAPSHOT_SAVED, points::SUSPEND_WRITTEN, points::SUSPEND_SAVED] {
         let world = World::new();
         world.run(World::config("web")).unwrap();
-        let (node, entry) = (std::sync::Arc::clone(world.node()), world.entry("web"));
-        world
-            .faults
-            .at(point, move || node.kill(&entry, libc::SIGKILL).unwrap());
-        let error = world.node().suspend(&world.entry("web")).unwrap_err();
-        assert!(!error.to_string().is_empty());
+        let entry = world.entry("web");
+        let (come, comes) = mpsc::channel();
+        world.faults.at(point, move || {
+            come.send(()).unwrap();
+            // Nothing else is done before its VMM is gone.
+            assert!(entry.vm().unwrap().wait(AT_ONCE));
+        });
+        thread::scope(|scope| {
+            let kill = || world.node().kill(&world.entry("web"), libc::SIGKILL);
+            let killed = scope.spawn(move || comes.recv().map(|()| kill()));
+            let suspended = world.node().suspend(&world.entry("web"));
+            // From then on it could have been resumed.
+            assert_eq!(
+                suspended.is_ok(),
+                point == points::SUSPEND_SAVED,
+                "{point}: {suspended:?}"
+            );
+            killed.join().unwrap().unwrap().unwrap();
+        });
         world.is_at_rest().unwrap();
-        assert_eq!(cases::state(&world, "web"), Some(State::Exited), "{point}: {error}");
+        assert_eq!(cases::state(&world, "web"), Some(State::Exited), "{point}");
         world.ends_empty().unwrap();
     }
+}
+
+/// Who starts it anew, or stops it, says what becomes of what it has in its memory.
+#[test]
+fn what_is_suspended_is_given_up_by_who_says_so() {
+    let world = World::new();
+    for remove in [false, true] {
+        let config = World::config("web");
+        world.run(SandboxConfig { remove, ..config }).unwrap();
+        let entry = world.entry("web");
+        world.node().suspend(&entry).unwrap();
+        let restarted = world.node().restart(&entry, Duration::ZERO).unwrap_err().to_string();
+        assert!(restarted.contains("basalt resume"), "{restarted}");
+        assert_eq!(cases::state(&world, "web"), Some(State::Suspended));
+        world.node().stop(&entry, Duration::ZERO).unwrap();
+        world.is_at_rest().unwrap();
+        assert_eq!(cases::state(&world, "web"), (!remove).then_some(State::Exited));
+        if !remove {
+            world.node().remove(&entry, false).unwrap();
+        }
+    }
+    world.ends_empty().unwrap();
 }
 
 #[test]

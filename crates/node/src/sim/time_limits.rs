@@ -45,8 +45,9 @@ fn one_whose_time_is_over_is_stopped_or_suspended_each_time() {
     world.node().start(&world.entry("web")).unwrap();
     comes_to(&world, Some(State::Exited));
     // Of one that does not run it counts from the next start on.
-    let set = |limit| world.node().set_time_limit(&world.entry("web"), limit).unwrap();
-    assert_eq!(set(limit(SHORT, OnTimeout::Suspend)).ends_ns, None);
+    let then = Some(OnTimeout::Suspend);
+    let set = world.node().set_time_limit(&world.entry("web"), Some(SHORT), then);
+    assert_eq!(set.unwrap().ends_ns, None);
     world.node().start(&world.entry("web")).unwrap();
     comes_to(&world, Some(State::Suspended));
     world.node().resume(&world.entry("web")).unwrap();
@@ -78,7 +79,7 @@ fn a_daemon_that_was_not_there_does_it_later() {
     );
     world
         .node()
-        .set_time_limit(&world.entry("web"), limit(SHORT, OnTimeout::Suspend))
+        .set_time_limit(&world.entry("web"), Some(SHORT), None)
         .unwrap();
     world.restart();
     comes_to(&world, Some(State::Suspended));
@@ -92,15 +93,14 @@ fn who_gets_more_time_meanwhile_runs_on() {
     std::thread::sleep(Duration::from_millis(2));
     // Somebody is about to end it, and has not had its turn.
     let entry = world.entry("web");
-    world
-        .node()
-        .set_time_limit(&entry, limit(LONG, OnTimeout::Stop))
-        .unwrap();
+    world.node().set_time_limit(&entry, Some(LONG), None).unwrap();
     world.node().timeout(&entry).unwrap();
     assert_eq!(state(&world, "web"), Some(State::Running));
     let next = world.node().look_at_times().unwrap();
     assert!(next > Duration::from_millis(LONG / 2), "{next:?}");
-    world.node().set_time_limit(&entry, None).unwrap();
+    let limit = entry.stored().sandbox.config.time_limit.unwrap();
+    assert_eq!(limit.then, OnTimeout::Stop, "it is what it was");
+    world.node().set_time_limit(&entry, None, None).unwrap();
     assert_eq!(world.node().look_at_times(), None);
     world.ends_empty().unwrap();
 }
@@ -111,8 +111,7 @@ fn one_that_is_paused_is_suspended_too() {
     world.run(limited(LONG, OnTimeout::Suspend)).unwrap();
     let entry = world.entry("web");
     world.node().pause(&entry).unwrap();
-    let short = limit(SHORT, OnTimeout::Suspend);
-    world.node().set_time_limit(&entry, short).unwrap();
+    world.node().set_time_limit(&entry, Some(SHORT), None).unwrap();
     comes_to(&world, Some(State::Suspended));
     world.ends_empty().unwrap();
 }
@@ -122,10 +121,7 @@ fn what_fails_is_tried_again_later() {
     let world = World::new();
     world.run(limited(LONG, OnTimeout::Suspend)).unwrap();
     let entry = world.entry("web");
-    world
-        .node()
-        .set_time_limit(&entry, limit(SHORT, OnTimeout::Suspend))
-        .unwrap();
+    world.node().set_time_limit(&entry, Some(SHORT), None).unwrap();
     world.faults.arm(&[(0, Fault::Refused)]);
     // Not at once.
     soon(|| match world.node().look_at_times() {
@@ -137,5 +133,65 @@ fn what_fails_is_tried_again_later() {
     assert_eq!(state(&world, "web"), Some(State::Running));
     world.node().time_limits.try_now();
     comes_to(&world, Some(State::Suspended));
+    world.ends_empty().unwrap();
+}
+
+/// What was paused and cannot be suspended is paused again.
+#[test]
+fn a_pause_outlasts_a_suspend_that_fails() {
+    let world = World::new();
+    world.run(limited(LONG, OnTimeout::Suspend)).unwrap();
+    let entry = world.entry("web");
+    world.node().pause(&entry).unwrap();
+    world.node().set_time_limit(&entry, Some(SHORT), None).unwrap();
+    std::thread::sleep(Duration::from_millis(2));
+    // The first place is that of the resume, the next ones are those of the suspend.
+    world.faults.arm(&[(2, Fault::Refused)]);
+    world.node().timeout(&entry).unwrap_err();
+    world.faults.disarm();
+    world.is_at_rest().unwrap();
+    assert_eq!(state(&world, "web"), Some(State::Paused));
+    world.ends_empty().unwrap();
+}
+
+/// The limit counts from the moment at which it runs, also if the daemon dies at that moment.
+#[test]
+fn an_interrupted_resume_has_its_time() {
+    let mut world = World::new();
+    world.run(limited(LONG, OnTimeout::Stop)).unwrap();
+    world.node().suspend(&world.entry("web")).unwrap();
+    assert_eq!(world.entry("web").stored().sandbox.ends_ns, None);
+    for number in 0..super::cases::MOST {
+        world.faults.arm(&[(number, Fault::Crash)]);
+        let attempt = world.attempt(|world| world.node().resume(&world.entry("web")));
+        let place = world.faults.disarm().pop();
+        world.restart();
+        world.is_at_rest().unwrap();
+        let sandbox = world.entry("web").stored().sandbox;
+        let (runs, limited) = (sandbox.state == State::Running, sandbox.ends_ns.is_some());
+        assert_eq!(runs, limited, "{place:?}: {attempt:?}, {:?}", sandbox.state);
+        if place.is_none() {
+            break;
+        }
+        if runs {
+            world.node().suspend(&world.entry("web")).unwrap();
+        }
+    }
+    world.ends_empty().unwrap();
+}
+
+#[test]
+fn one_that_is_put_back_has_its_time() {
+    let world = World::new();
+    world.run(limited(LONG, OnTimeout::Stop)).unwrap();
+    let entry = world.entry("web");
+    let on = crate::operations::detach_for::OnDevices::Refuse;
+    world.node().make_snapshot(&entry, Some("ready"), on).unwrap();
+    let ends = entry.stored().sandbox.ends_ns;
+    world.node().rollback(&entry, "ready", on).unwrap();
+    assert_eq!(entry.stored().sandbox.ends_ns, ends, "it has other time than before");
+    world.node().stop(&entry, Duration::ZERO).unwrap();
+    world.node().rollback(&entry, "ready", on).unwrap();
+    assert!(entry.stored().sandbox.ends_ns > ends);
     world.ends_empty().unwrap();
 }

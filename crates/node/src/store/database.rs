@@ -60,6 +60,9 @@ pub(crate) struct Stored {
     /// A template is built in it: without its asker, and this daemon, it is nobody's.
     #[serde(default)]
     pub(crate) building: bool,
+    /// It was suspended once: from then on a power failure must not lose what its record says, also if it is to be removed at its end.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) was_suspended: bool,
     /// Its machine has as many devices for shared directories.
     #[serde(default)]
     pub(crate) share_slots: usize,
@@ -150,7 +153,7 @@ impl Stored {
 
     /// Whether it is to be there after its VM has ended: others need not survive a power failure.
     pub(crate) fn lasts(&self) -> bool {
-        !self.sandbox.config.remove && !self.building
+        (!self.sandbox.config.remove || self.was_suspended) && !self.building
     }
 }
 
