@@ -83,6 +83,7 @@ fn config() -> SandboxConfig {
         device_start: None,
         cdi_devices: Vec::new(),
         accelerator: None,
+        time_limit: None,
         memory_ready: false,
         hostname: None,
         boot: false,
