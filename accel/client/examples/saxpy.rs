@@ -19,7 +19,7 @@ use std::ffi::CStr;
 use std::ptr;
 use std::time::Instant;
 
-use loader::{Loader, Ptr, check, cl, first_queue};
+use loader::{Loader, Ptr, build, check, cl, first_queue};
 
 const SOURCE: &CStr = c"kernel void saxpy(global float *y, global const float *x, float a) {
     size_t i = get_global_id(0);
@@ -35,22 +35,7 @@ const LAUNCHES: u32 = 2000;
 /// A context, a queue, and a kernel.
 fn prepare(cl: &Loader) -> (Ptr, Ptr, Ptr) {
     let (context, queue) = first_queue(cl, 0);
-    let mut code = 0;
-    let source = SOURCE.as_ptr();
-    let program = cl!(
-        cl,
-        clCreateProgramWithSource(Ptr, u32, *const *const i8, *const usize, *mut i32) -> Ptr
-    );
-    let program = program(context, 1, &raw const source, ptr::null(), &raw mut code);
-    check("clCreateProgramWithSource", code);
-    let build = cl!(cl, clBuildProgram(Ptr, u32, *const Ptr, *const i8, Ptr, Ptr) -> i32);
-    check(
-        "clBuildProgram",
-        build(program, 0, ptr::null(), c"".as_ptr(), ptr::null(), ptr::null()),
-    );
-    let kernel = cl!(cl, clCreateKernel(Ptr, *const i8, *mut i32) -> Ptr);
-    let kernel = kernel(program, c"saxpy".as_ptr(), &raw mut code);
-    check("clCreateKernel", code);
+    let kernel = build(cl, context, SOURCE, c"saxpy");
     (context, queue, kernel)
 }
 

@@ -81,3 +81,25 @@ pub(crate) fn first_queue(cl: &Loader, properties: u64) -> (Ptr, Ptr) {
     check("clCreateCommandQueue", code);
     (context, queue)
 }
+
+/// A kernel of a program that is built from source.
+#[allow(dead_code, reason = "not every example has one")]
+pub(crate) fn build(cl: &Loader, context: Ptr, source: &CStr, name: &CStr) -> Ptr {
+    let mut code = 0;
+    let source = source.as_ptr();
+    let program = cl!(
+        cl,
+        clCreateProgramWithSource(Ptr, u32, *const *const i8, *const usize, *mut i32) -> Ptr
+    );
+    let program = program(context, 1, &raw const source, ptr::null(), &raw mut code);
+    check("clCreateProgramWithSource", code);
+    let build = cl!(cl, clBuildProgram(Ptr, u32, *const Ptr, *const i8, Ptr, Ptr) -> i32);
+    check(
+        "clBuildProgram",
+        build(program, 0, ptr::null(), c"".as_ptr(), ptr::null(), ptr::null()),
+    );
+    let create = cl!(cl, clCreateKernel(Ptr, *const i8, *mut i32) -> Ptr);
+    let kernel = create(program, name.as_ptr(), &raw mut code);
+    check("clCreateKernel", code);
+    kernel
+}

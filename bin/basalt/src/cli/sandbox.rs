@@ -238,5 +238,5 @@ Examples:
   basalt resume web
 
 A suspended sandbox takes no memory and no processors of the host, and outlives its reboot. It keeps
-its name, address, disk, memory and what runs in it; connections from outside end when they time out.
+its name, address, disk, memory and what runs in it; TCP connections that lead out of it end.
 `basalt stop` gives up what was in its memory.";

@@ -15,6 +15,7 @@ use crate::resources::{cpus, limits, memory_state};
 use crate::sandbox::entry::Entry;
 use crate::sandbox::lifecycle::Verb;
 use crate::saved::memory_files;
+use crate::store::operation::Operation;
 use crate::vmm::accelerator_stats::PATIENCE;
 
 /// What a VMM counts of attempts.
@@ -76,6 +77,9 @@ impl Node {
         self.note_change(entry, |stored| {
             stored.rests_as(State::Running);
         })?;
+        if matches!(stored.operation, Some(Operation::Resume { .. })) {
+            self.forget_suspended(entry)?;
+        }
         self.events.tell(EventKind::Resume, &entry.stored().sandbox);
         if !stored.is_held() {
             self.tell_time_in_thread(entry);

@@ -4,7 +4,7 @@
 //! A thread of its own looks at the earliest of these moments, and anew when one has changed. What is done takes its turn like everything
 //! that is asked of a sandbox, and looks once more then: somebody may have given it more time meanwhile.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -71,12 +71,6 @@ impl TimeLimits {
         waited.unwrap_or_else(PoisonError::into_inner).0.changed = false;
     }
 
-    /// What has failed is tried when somebody looks.
-    #[cfg(test)]
-    pub(crate) fn try_now(&self) {
-        self.lock().overdue.clear();
-    }
-
     fn overdue(&self, id: &str) -> Option<Overdue> {
         self.lock().overdue.get(id).copied()
     }
@@ -101,6 +95,12 @@ impl TimeLimits {
     fn is_done(&self, id: &str) {
         self.lock().overdue.remove(id);
     }
+
+    /// What has failed counts no more of those that are gone, or have more time.
+    fn forget_all_but(&self, over: &BTreeSet<String>) {
+        let is_needed = |id: &String, one: &mut Overdue| *one == Overdue::Begun || over.contains(id);
+        self.lock().overdue.retain(is_needed);
+    }
 }
 
 impl Node {
@@ -118,6 +118,10 @@ impl Node {
     /// Has done what is to be done with those whose time is over, each on a thread of its own; how long it is until the next one's is.
     pub(crate) fn look_at_times(self: &Arc<Self>) -> Option<Duration> {
         let entries: Vec<Arc<Entry>> = self.entries().values().cloned().collect();
+        let now = clock::now_ns();
+        let over = entries.iter().filter(|entry| is_over(&entry.stored(), now));
+        self.time_limits
+            .forget_all_but(&over.map(|entry| entry.id.clone()).collect());
         let mut next: Option<Duration> = None;
         for entry in entries {
             let Some(left) = self.time_left(&entry) else { continue };
@@ -170,11 +174,8 @@ impl Node {
     /// Does with a sandbox what was asked for when its time is over, if it is.
     pub(crate) fn timeout(&self, entry: &Arc<Entry>) -> Result<(), Error> {
         let then = |stored: &Stored| {
-            stored
-                .sandbox
-                .config
-                .time_limit
-                .map_or(OnTimeout::Stop, |limit| limit.then)
+            let limit = stored.sandbox.config.time_limit;
+            limit.map(|limit| limit.then).unwrap_or_default()
         };
         let _lease = self
             .budget

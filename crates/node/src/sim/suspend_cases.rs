@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use node_api::State;
 
-use super::cases::{Case, OWN, running, running_bare};
+use super::cases::{Case, OWN, UNNOTICED, running, running_bare};
 use super::{Attempt, World};
 
 fn suspended(world: &mut World) {
@@ -26,27 +26,30 @@ fn memory_is_where_it_belongs(world: &World, _: &Attempt) -> Result<(), String> 
     }
 }
 
+/// Something that has to do with the memory of a sandbox, which is there afterwards.
+const OF_MEMORY: Case = Case {
+    lasts: true,
+    goes_on: false,
+    also: memory_is_where_it_belongs,
+    ..UNNOTICED
+};
+
+/// When it is saved it is suspended, although its VMM could not be ended in order.
+const SUSPEND: Case = Case {
+    name: "suspend",
+    prepare: running,
+    act: |world| world.node().suspend(&world.entry("web")),
+    undone: &[Some(State::Running), Some(State::Suspended)],
+    done: Some(State::Suspended),
+    ..OF_MEMORY
+};
+
 pub(super) const CASES: &[Case] = &[
-    Case {
-        name: "suspend",
-        prepare: running,
-        act: |world| world.node().suspend(&world.entry("web")),
-        // When it is saved it is suspended, although its VMM could not be ended in order.
-        undone: &[Some(State::Running), Some(State::Suspended)],
-        done: Some(State::Suspended),
-        lasts: true,
-        goes_on: false,
-        also: memory_is_where_it_belongs,
-    },
+    SUSPEND,
     Case {
         name: "suspend of one that owns CPUs",
         prepare: running_bare,
-        act: |world| world.node().suspend(&world.entry("web")),
-        undone: &[Some(State::Running), Some(State::Suspended)],
-        done: Some(State::Suspended),
-        lasts: true,
-        goes_on: false,
-        also: memory_is_where_it_belongs,
+        ..SUSPEND
     },
     Case {
         name: "resume of one that is suspended",
@@ -55,9 +58,7 @@ pub(super) const CASES: &[Case] = &[
         // Behind the moment from which there is no way back it goes on with what it has.
         undone: &[Some(State::Suspended), Some(State::Running)],
         done: Some(State::Running),
-        lasts: true,
-        goes_on: false,
-        also: memory_is_where_it_belongs,
+        ..OF_MEMORY
     },
     Case {
         name: "stop of one that is suspended",
@@ -65,9 +66,7 @@ pub(super) const CASES: &[Case] = &[
         act: |world| world.node().stop(&world.entry("web"), Duration::ZERO),
         undone: &[Some(State::Suspended), Some(State::Exited)],
         done: Some(State::Exited),
-        lasts: true,
-        goes_on: false,
-        also: memory_is_where_it_belongs,
+        ..OF_MEMORY
     },
     Case {
         name: "remove of one that is suspended",
@@ -76,7 +75,6 @@ pub(super) const CASES: &[Case] = &[
         undone: &[Some(State::Suspended), None],
         done: None,
         lasts: false,
-        goes_on: false,
-        also: memory_is_where_it_belongs,
+        ..OF_MEMORY
     },
 ];

@@ -1,6 +1,6 @@
 //! Sandboxes that may run for some time.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use node_api::{OnTimeout, SandboxConfig, State, TimeLimit};
 
@@ -131,8 +131,16 @@ fn what_fails_is_tried_again_later() {
     .unwrap();
     world.faults.disarm();
     assert_eq!(state(&world, "web"), Some(State::Running));
-    world.node().time_limits.try_now();
+    // With more time nothing has failed, and what is over then is dealt with at once.
+    world.node().set_time_limit(&entry, Some(LONG), None).unwrap();
+    assert!(world.node().look_at_times() > Some(Duration::from_millis(LONG / 2)));
+    let begun = Instant::now();
+    world.node().set_time_limit(&entry, Some(SHORT), None).unwrap();
     comes_to(&world, Some(State::Suspended));
+    assert!(
+        begun.elapsed() < Duration::from_secs(8),
+        "it was not dealt with at once"
+    );
     world.ends_empty().unwrap();
 }
 
