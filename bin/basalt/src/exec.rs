@@ -20,7 +20,7 @@ pub(crate) fn exec(args: &ExecArgs, output: &Output) -> Result<u8> {
     let mut client = daemon::connect()?;
     let sandbox = args.sandbox.clone();
     let (command, restarts, stream) = match client.ask(Request::Exec { sandbox })? {
-        (Reply::Agent { command, restarts }, fds) => (command, restarts, fds.into_iter().next()),
+        (Reply::Agent { command, restarts, .. }, fds) => (command, restarts, fds.into_iter().next()),
         (other, _) => bail!("the daemon answered {other:?} to `exec`: use basalt and basaltd of one build"),
     };
     let stream =
@@ -34,6 +34,7 @@ pub(crate) fn exec(args: &ExecArgs, output: &Output) -> Result<u8> {
         stdin: args.interactive && !args.detach,
         main: false,
         detached: args.detach,
+        kept: None,
     };
     if args.detach {
         return match Connection::resume(stream)?.exec_detached(&request) {

@@ -64,6 +64,7 @@ pub(crate) fn clone(args: &CloneArgs, output: &Output) -> Result<u8> {
         paging: args.paging,
         remove: args.rm,
         labels: args.label.iter().cloned().collect(),
+        ..CloneConfig::default()
     };
     started(Request::Clone(config), output)
 }

@@ -44,7 +44,7 @@ fn open(options: Options) -> Result<Arc<Node>> {
         cpu_model: options.cpu_model,
         users: options.users.then(Pool::default),
         log_level: options.log_level,
-        group: options.group,
+        sockets: options.sockets,
         managed: manager::is_manager(),
         cgroup: options.cgroup,
         limits: if host::emulated() {

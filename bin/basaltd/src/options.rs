@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use base::ByteSize;
 use host::MemInfo;
 use log::LevelFilter;
-use node::Overcommit;
+use node::{Overcommit, Sockets};
 use node_api::CpuModel;
 
 use crate::group;
@@ -19,7 +19,7 @@ basaltd: keeps the sandboxes of a node (see docs/daemon.md)
 Usage: basaltd [--state DIR] [--assets DIR] [--kvm PATH] [--cpu-model MODEL] [--cgroup PATH]
                [--no-users] [--group NAME] [--metrics ADDRESS] [--log-level LEVEL] [--memory-overcommit RATIO]
                [--clone-overcommit RATIO] [--disk-overcommit RATIO] [--memory-fill-rate SIZE]
-               [--zeroed-memory SIZE]
+               [--zeroed-memory SIZE] [--gateway-socket PATH] [--gateway-group NAME]
        basaltd --end-sandboxes [--grace SECONDS] [flags as above]
        basaltd --hold-cgroup
 
@@ -31,6 +31,9 @@ Usage: basaltd [--state DIR] [--assets DIR] [--kvm PATH] [--cpu-model MODEL] [--
   --no-users         run VMMs as this user and in no namespaces of their own: for tests, and where root is not to be had
   --group NAME       the group, by name or number, whose members may use the socket, which makes them root on this host; a
                      group called basalt if there is one and this is root, otherwise nobody but this user
+  --gateway-socket PATH, --gateway-group NAME
+                     where gateways ask for their tenants, and for nothing that reaches this host: gateway.sock of the
+                     state directory; and the group that may, besides this user: nobody
   --metrics ADDRESS  tell metrics to Prometheus there, too: a port of 127.0.0.1 or [::1]; always in metrics.sock of the
                      state directory
   --memory-overcommit RATIO, --clone-overcommit RATIO, --disk-overcommit RATIO
@@ -65,8 +68,8 @@ pub(crate) struct Options {
     pub(crate) cpu_model: CpuModel,
     pub(crate) cgroup: Option<PathBuf>,
     pub(crate) users: bool,
-    /// Who else may ask.
-    pub(crate) group: Option<u32>,
+    /// Where and by whom it may be asked.
+    pub(crate) sockets: Sockets,
     pub(crate) log_level: LevelFilter,
     pub(crate) metrics: Option<SocketAddr>,
     pub(crate) overcommit: Overcommit,
@@ -99,7 +102,7 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
         cpu_model: CpuModel::default(),
         cgroup: None,
         users: true,
-        group: None,
+        sockets: Sockets::default(),
         log_level: LevelFilter::Warn,
         metrics: None,
         overcommit: Overcommit::default(),
@@ -107,7 +110,7 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
         zeroed_memory: ByteSize(0),
     };
     let (mut ends, mut holds, mut grace) = (false, false, None);
-    let mut group = None;
+    let (mut group, mut gateway_group) = (None, None);
     while let Some(argument) = parser.next()? {
         match argument {
             Long("state") => options.state = parser.value()?.into(),
@@ -117,6 +120,8 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
             Long("cgroup") => options.cgroup = Some(parser.value()?.into()),
             Long("no-users") => options.users = false,
             Long("group") => group = Some(parser.value()?.string()?),
+            Long("gateway-socket") => options.sockets.gateway = Some(parser.value()?.into()),
+            Long("gateway-group") => gateway_group = Some(parser.value()?.string()?),
             Long("metrics") => options.metrics = Some(metrics_address(&parser.value()?.string()?)?),
             Long("memory-overcommit") => options.overcommit.memory = parser.value()?.parse()?,
             Long("clone-overcommit") => options.overcommit.clones = parser.value()?.parse()?,
@@ -138,11 +143,13 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
     let absolute =
         |path: &Path| std::path::absolute(path).with_context(|| format!("{} cannot be made absolute", path.display()));
     options.state = absolute(&options.state)?;
-    options.group = match group {
+    options.sockets.group = match group {
         Some(group) => Some(group::named(&group)?),
         None if rustix::process::geteuid().is_root() => group::usual()?,
         None => None,
     };
+    options.sockets.gateway = options.sockets.gateway.as_deref().map(absolute).transpose()?;
+    options.sockets.gateway_group = gateway_group.as_deref().map(group::named).transpose()?;
     if let Some(path) = options.cgroup.as_ref().filter(|path| !is_plain(path)) {
         bail!(
             "--cgroup {}: give the path from the top of the hierarchy, such as /system.slice/basalt-sandboxes.service",

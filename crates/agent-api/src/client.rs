@@ -8,7 +8,8 @@ use std::time::Duration;
 use wire::{FrameReader, FrameWriter, Token};
 
 use crate::message::{
-    AgentInfo, DATA_CHUNK, ExecRequest, FileInfo, PROTOCOL, Prepare, Reidentify, Reply, Request, Shutdown, Upload, kind,
+    AgentInfo, DATA_CHUNK, Environment, ExecRequest, FileInfo, KeptCommand, MAX_KEPT, MAX_KEPT_TEXT, PROTOCOL, Prepare,
+    Reidentify, Reply, Request, Shutdown, Upload, Which, kind,
 };
 use crate::running::{Running, Shared};
 use crate::{Duplex, Error, OsText, PciDevice, PciRequest};
@@ -16,11 +17,16 @@ use crate::{Duplex, Error, OsText, PciDevice, PciRequest};
 /// How long the handshake may take.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(20);
 
+/// The version since which agents know kept commands, files and ports.
+pub(crate) const WITH_FILES: u16 = 3;
+
 /// A connection to an agent, after the handshake. One request at a time; one exec at a time.
 #[derive(Debug)]
 pub struct Connection<S: Duplex> {
     pub(crate) reader: FrameReader<S>,
     pub(crate) writer: Arc<FrameWriter<S>>,
+    /// Where it is known.
+    version: Option<u16>,
 }
 
 impl<S: Duplex> Connection<S> {
@@ -29,7 +35,7 @@ impl<S: Duplex> Connection<S> {
         stream
             .set_read_timeout(Some(HANDSHAKE_TIMEOUT))
             .map_err(wire::Error::Io)?;
-        wire::offer(&mut stream, PROTOCOL, token).map_err(|error| match error {
+        let version = wire::offer(&mut stream, PROTOCOL, token).map_err(|error| match error {
             wire::Error::Io(error) if is_timeout(error.kind()) => Error::Silent(HANDSHAKE_TIMEOUT),
             error => Error::Wire(error),
         })?;
@@ -38,7 +44,21 @@ impl<S: Duplex> Connection<S> {
         Ok(Self {
             reader: FrameReader::new(stream),
             writer: Arc::new(FrameWriter::new(second)),
+            version: Some(version),
         })
+    }
+
+    /// The version of the protocol that both sides speak; the oldest where that is not known.
+    pub fn version(&self) -> u16 {
+        self.version.unwrap_or(PROTOCOL.oldest)
+    }
+
+    /// Refuses what an older agent would not understand, and hang up at.
+    pub(crate) fn require(&self, version: u16) -> Result<(), Error> {
+        match self.version {
+            Some(spoken) if spoken < version => Err(Error::TooOld { spoken, version }),
+            _ => Ok(()),
+        }
     }
 
     /// Bounds how long an answer may take (`None`: for ever). It also bounds the silence of a running command.
@@ -117,8 +137,11 @@ impl<S: Duplex> Connection<S> {
         self.answer().and_then(done)
     }
 
-    /// Starts a command. The connection is taken until it has ended.
+    /// Starts a command. The connection is taken until it has ended, or until it is detached from one that is kept.
     pub fn exec(&mut self, request: &ExecRequest) -> Result<Running<'_, S>, Error> {
+        if request.kept.is_some() {
+            self.require(WITH_FILES)?;
+        }
         match self.ask(&Request::Exec(request.clone()))? {
             Reply::Started { pid } => Ok(Running::new(
                 pid,
@@ -141,6 +164,61 @@ impl<S: Duplex> Connection<S> {
             Reply::Failed(failure) => Err(failure.into()),
             other => Err(unexpected(other)),
         }
+    }
+
+    /// The commands that are kept and run, in the order of their starts. Agents know of them since version 3 of the protocol.
+    pub fn list_kept(&mut self) -> Result<Vec<KeptCommand>, Error> {
+        self.require(WITH_FILES)?;
+        let (mut all, mut text) = (Vec::new(), 0);
+        let mut reply = self.ask(&Request::ListKept)?;
+        loop {
+            match reply {
+                // What comes from a guest is not trusted to end.
+                Reply::Kept { commands, more } if !(more && commands.is_empty()) => {
+                    text += commands.iter().map(|command| command.kept.text_len()).sum::<usize>();
+                    all.extend(commands);
+                    if all.len() > MAX_KEPT || text > MAX_KEPT_TEXT {
+                        return Err(Error::TooManyKept { count: all.len(), text });
+                    }
+                    if !more {
+                        return Ok(all);
+                    }
+                }
+                other => return Err(unexpected(other)),
+            }
+            reply = self.answer()?;
+        }
+    }
+
+    /// Attaches to a command that is kept. With `output` it is as if it had been started here: what it writes comes from now on.
+    /// Without, it only gets what is sent, and nothing comes. [`Error::RequestFailed`] with [`RequestFailureKind::NotFound`] if it does not
+    /// run.
+    ///
+    /// [`RequestFailureKind::NotFound`]: crate::RequestFailureKind::NotFound
+    pub fn attach(&mut self, command: &Which, output: bool) -> Result<Running<'_, S>, Error> {
+        self.require(WITH_FILES)?;
+        let request = Request::Attach {
+            command: command.clone(),
+            output,
+        };
+        match self.ask(&request)? {
+            Reply::Started { pid } if output => Ok(Running::new(
+                pid,
+                &mut self.reader,
+                Arc::new(Shared::new(Arc::clone(&self.writer), true)),
+            )),
+            Reply::Started { pid } => Ok(Running::without_output(pid, &mut self.reader, Arc::clone(&self.writer))),
+            other => Err(unexpected(other)),
+        }
+    }
+
+    /// Has programs in the machine told this environment, if its agent knows how (version 3).
+    pub fn tell_environment(&mut self, environment: &[OsText]) -> Result<(), Error> {
+        if self.require(WITH_FILES).is_err() {
+            return Ok(());
+        }
+        self.ask(&Request::Environment(Environment(environment.to_vec())))
+            .and_then(done)
     }
 
     /// Sends a signal, by its Linux number, to the sandbox's own command.
@@ -174,7 +252,7 @@ impl<S: Duplex> Connection<S> {
         wire::send_offer(&mut stream, PROTOCOL, None)?;
         let mut connection = Self::resume(stream)?;
         send_request(&connection.writer, &Request::Reidentify(Box::new(reidentify.clone())))?;
-        wire::await_answer(connection.reader.get_mut(), PROTOCOL).map_err(timed)?;
+        connection.version = Some(wire::await_answer(connection.reader.get_mut(), PROTOCOL).map_err(timed)?);
         match connection.answer()? {
             Reply::Reidentified { boot_id } => Ok((connection, boot_id)),
             other => Err(unexpected(other)),
@@ -213,12 +291,13 @@ impl<S: Duplex> Connection<S> {
         self.reader.into_inner()
     }
 
-    /// Goes on with a connection that has shaken hands and is idle.
+    /// Goes on with a connection that has shaken hands and is idle. Nothing is known of its version but that it is spoken here.
     pub fn resume(stream: S) -> Result<Self, Error> {
         let second = stream.try_clone().map_err(wire::Error::Io)?;
         Ok(Self {
             reader: FrameReader::new(stream),
             writer: Arc::new(FrameWriter::new(second)),
+            version: None,
         })
     }
 
@@ -246,6 +325,7 @@ impl<S: Duplex> Connection<S> {
         match frame.kind {
             kind::CONTROL => match serde_json::from_slice(frame.payload).map_err(Error::Malformed)? {
                 Reply::Refused { message } => Err(Error::Refused(message)),
+                Reply::RequestFailed(failure) => Err(Error::RequestFailed(failure)),
                 reply => Ok(reply),
             },
             other => Err(Error::UnexpectedFrame(other)),

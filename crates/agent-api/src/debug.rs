@@ -5,7 +5,7 @@ use std::fmt;
 
 use observe::redact::Variables;
 
-use crate::message::ExecRequest;
+use crate::message::{Environment, ExecRequest};
 
 impl fmt::Debug for ExecRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -18,6 +18,7 @@ impl fmt::Debug for ExecRequest {
             stdin,
             main,
             detached,
+            kept,
         } = self;
         f.debug_struct("ExecRequest")
             .field("argv", argv)
@@ -28,7 +29,15 @@ impl fmt::Debug for ExecRequest {
             .field("stdin", stdin)
             .field("main", main)
             .field("detached", detached)
+            // A note may say anything.
+            .field("kept", &kept.as_ref().map(|kept| &kept.tag))
             .finish()
+    }
+}
+
+impl fmt::Debug for Environment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Environment").field(&Variables(&self.0)).finish()
     }
 }
 
@@ -42,7 +51,8 @@ mod tests {
             env: vec!["A=hunter2".into()],
             ..ExecRequest::default()
         };
-        let shown = format!("{request:?}");
+        let environment = Environment(request.env.clone());
+        let shown = format!("{request:?} {environment:?}");
         assert!(shown.contains("A=<redacted>") && !shown.contains("hunter2"), "{shown}");
     }
 }

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// A connected stream socket.
-pub trait Duplex: Read + Write + Send + Sized {
+/// A connected stream socket. As a descriptor it can be waited for beside others.
+pub trait Duplex: Read + Write + AsFd + Send + Sized {
     /// A second handle to the same stream.
     fn try_clone(&self) -> io::Result<Self>;
 

@@ -9,7 +9,11 @@ mod copy;
 mod debug;
 mod duplex;
 mod error;
+mod exec;
+mod failure;
 mod files;
+mod fs;
+mod fs_client;
 pub mod log;
 pub mod message;
 mod pci;
@@ -25,10 +29,13 @@ pub use client::Connection;
 pub use copy::{Copied, Packing};
 pub use duplex::Duplex;
 pub use error::Error;
+pub use fs::MAX_ENTRIES;
+pub use fs_client::{Reading, Watching};
 pub use message::{
-    Accelerator, Address, AgentInfo, DiskName, ExecFailure, ExecRequest, ExitStatus, FailureKind, FileInfo, Gateway,
-    GuestNetwork, Identity, OutputStream, PROTOCOL, PciDevice, PciRequest, PowerAction, Prepare, Reidentify, RootDisk,
-    Share, Shutdown, TmpfsMount, Tty, UnpackTarget, Upload, VSOCK_PORT, WinSize,
+    Accelerator, Address, AgentInfo, DiskName, Entry, EntryKind, Environment, ExecFailure, ExecRequest, ExitStatus,
+    FailureKind, FileInfo, FsRequest, Gateway, GuestNetwork, Identity, Kept, KeptCommand, OutputStream, PROTOCOL,
+    PciDevice, PciRequest, PowerAction, Prepare, Reidentify, RequestFailure, RequestFailureKind, RootDisk, Share,
+    Shutdown, TmpfsMount, Tty, UnpackTarget, Upload, VSOCK_PORT, WatchEvent, WatchEventKind, Which, WinSize,
 };
 pub use pump::{FIRST_OUTPUT, LocalIo, pump};
 pub use running::{Collected, Event, Input, Output, Running};

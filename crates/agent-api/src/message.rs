@@ -7,14 +7,23 @@ use serde::{Deserialize, Serialize};
 use wire::Protocol;
 
 use crate::OsText;
+pub use crate::exec::{
+    Environment, ExecFailure, ExecRequest, ExitStatus, FailureKind, Kept, KeptCommand, MAX_KEPT, MAX_KEPT_TEXT, Tty,
+    Which, WinSize,
+};
+pub use crate::failure::{RequestFailure, RequestFailureKind};
 pub use crate::files::{FileInfo, UnpackTarget, Upload};
+pub use crate::fs::{Entry, EntryKind, FsRequest, WatchEvent, WatchEventKind};
 pub use crate::pci::{PciDevice, PciRequest};
 pub use crate::reidentify::{Identity, Reidentify};
 
-/// Name and version in the handshake. The version changes with every change that an older side would misread.
+/// Name and versions in the handshake. The version changes with every change that an older side would misread; snapshots and suspended
+/// sandboxes have agents of older releases, which therefore are understood for as long as can be. Version 3 came with commands that are
+/// kept ([`ExecRequest::kept`]), [`Request::Fs`] and [`Request::Connect`].
 pub const PROTOCOL: Protocol = Protocol {
     name: "basalt.agent",
-    version: 2,
+    oldest: 2,
+    version: 3,
 };
 
 /// The vsock port: a host listens on it for its guest's first connection, a guest for later ones.
@@ -93,6 +102,36 @@ pub enum Request {
         /// Users and groups are the stream's; otherwise all belongs to root.
         keep_owner: bool,
     },
+    /// The commands that are kept. Answered by [`Reply::Kept`].
+    ListKept,
+    /// Be where one that is kept was started: what it writes comes from now on, and what is sent goes to it, as during an exec. It
+    /// runs on when this connection ends. Answered by [`Reply::Started`] or [`Reply::RequestFailed`].
+    Attach {
+        /// Which.
+        command: Which,
+        /// Its output is wanted, and [`Reply::Exited`]. If not, only input is sent, until [`Request::Detach`].
+        output: bool,
+    },
+    /// End an [`Request::Attach`] or the exec of a command that is kept. Answered by [`Reply::Done`], when all input that was sent before
+    /// is queued for the command.
+    Detach,
+    /// Something about files, as a user. Answered as [`FsRequest`] says, or by [`Reply::RequestFailed`].
+    Fs {
+        /// Whose: a path that is not absolute begins in this user's home, as `~` does, and what is made is this user's.
+        /// `name|uid[:group|gid]`; `None` is root.
+        user: Option<String>,
+        /// What.
+        request: FsRequest,
+    },
+    /// What programs in the machine are told that ask for the sandbox's environment (`GET /envs` at 127.0.0.1:49983). Answered by
+    /// [`Reply::Done`].
+    Environment(Environment),
+    /// Connect to a TCP port of the machine's loopback addresses. Answered by [`Reply::Done`], and the connection is the port's from then
+    /// on; or by [`Reply::RequestFailed`].
+    Connect {
+        /// Which port.
+        port: u16,
+    },
     /// Send a signal to the sandbox's own command (see [`ExecRequest::main`]). Answered by [`Reply::Done`].
     SignalMain {
         /// Linux's number for x86-64.
@@ -126,6 +165,8 @@ pub enum Reply {
         /// One sentence.
         message: String,
     },
+    /// It could not be done, for a reason that has a name; the connection stays usable.
+    RequestFailed(RequestFailure),
     /// The command runs.
     Started {
         /// Its process id.
@@ -163,6 +204,31 @@ pub enum Reply {
         /// Files that became shorter while they were read.
         changed: u64,
     },
+    /// Answer to [`Request::ListKept`], in the order of their starts.
+    Kept {
+        /// Some of them.
+        commands: Vec<KeptCommand>,
+        /// Another such answer follows.
+        more: bool,
+    },
+    /// Answer to several of [`FsRequest`]: what is there now.
+    Entry(Box<Entry>),
+    /// Answer to [`FsRequest::List`].
+    Entries {
+        /// Some of them.
+        entries: Vec<Entry>,
+        /// Another such answer follows.
+        more: bool,
+    },
+    /// Answer to [`FsRequest::Read`], before its bytes.
+    Reading {
+        /// The file.
+        entry: Box<Entry>,
+        /// How many bytes follow.
+        bytes: u64,
+    },
+    /// During an [`FsRequest::Watch`]: what happened.
+    Watched(Vec<WatchEvent>),
     /// Answer to [`Request::Pci`]: what is there now.
     Pci(Option<PciDevice>),
     /// Answer to [`Request::Reidentify`].
@@ -200,6 +266,18 @@ pub struct AgentInfo {
     pub mem_free_kib: u64,
     /// `MemAvailable`, in KiB.
     pub mem_available_kib: u64,
+    /// `Cached`, in KiB. Here and below, 0 is what agents say that are older.
+    #[serde(default)]
+    pub mem_cached_kib: u64,
+    /// Processors that run.
+    #[serde(default)]
+    pub cpus: u32,
+    /// Size of the file system at `/`.
+    #[serde(default)]
+    pub disk_total_bytes: u64,
+    /// How much of it is in use.
+    #[serde(default)]
+    pub disk_used_bytes: u64,
     /// What the agent has reached, and when by `CLOCK_MONOTONIC`, in this order.
     #[serde(default)]
     pub marks: Vec<(String, u64)>,
@@ -331,105 +409,6 @@ pub enum DiskName {
     Serial(String),
 }
 
-/// A command to run.
-#[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ExecRequest {
-    /// Program and arguments; a program without a slash is looked for in `PATH`.
-    pub argv: Vec<OsText>,
-    /// The whole environment, `NAME=value`. `PATH`, `HOME`, `USER` and, on a terminal, `TERM` are added if missing.
-    pub env: Vec<OsText>,
-    /// Working directory; empty is `/`.
-    pub cwd: OsText,
-    /// `name|uid[:group|gid]`; `None` is root.
-    pub user: Option<String>,
-    /// Run on a new terminal.
-    pub tty: Option<Tty>,
-    /// Whether standard input will be sent; if not, it is empty (and a terminal gets no keys).
-    pub stdin: bool,
-    /// This is the sandbox's own command, of which there is one: its output also goes to the log ([`crate::log`]), and the
-    /// machine powers off when it has ended, or rather when its client has then closed the connection.
-    #[serde(default)]
-    pub main: bool,
-    /// Nobody waits for it: it does not end with the connection, which is idle again after [`Reply::Started`].
-    #[serde(default)]
-    pub detached: bool,
-}
-
-/// A terminal.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Tty {
-    /// Its size at the start.
-    pub size: WinSize,
-    /// `TERM`, if known.
-    pub term: Option<String>,
-}
-
-/// Size of a terminal, in characters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct WinSize {
-    /// Lines.
-    pub rows: u16,
-    /// Columns.
-    pub cols: u16,
-}
-
-/// Why a command did not start.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
-#[error("{message}")]
-pub struct ExecFailure {
-    /// The kind, which decides the exit code.
-    pub kind: FailureKind,
-    /// One sentence.
-    pub message: String,
-}
-
-/// Kinds of failures to start a command.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum FailureKind {
-    /// No such program.
-    NotFound,
-    /// There is a file, but it cannot be executed.
-    NotExecutable,
-    /// The user or the group does not exist.
-    BadUser,
-    /// The working directory cannot be entered.
-    BadCwd,
-    /// Anything else.
-    Other,
-}
-
-impl FailureKind {
-    /// The exit code that a shell, or podman, gives.
-    pub fn exit_code(self) -> u8 {
-        match self {
-            Self::NotFound => 127,
-            Self::NotExecutable => 126,
-            Self::BadUser | Self::BadCwd | Self::Other => 125,
-        }
-    }
-}
-
-/// How a command ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ExitStatus {
-    /// It ended by itself with this code.
-    Code(u8),
-    /// A signal ended it.
-    Signal(u8),
-}
-
-impl ExitStatus {
-    /// The code for the local process to end with: a signal is 128 and its number.
-    pub fn exit_code(self) -> u8 {
-        match self {
-            Self::Code(code) => code,
-            Self::Signal(number) => number.saturating_add(128),
-        }
-    }
-}
-
 /// How to leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shutdown {
@@ -480,6 +459,7 @@ pub(crate) mod tests {
             stdin: true,
             main: true,
             detached: false,
+            kept: None,
         };
         assert_eq!(
             round_trip(&Request::Exec(exec)),

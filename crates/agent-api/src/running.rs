@@ -9,7 +9,8 @@ use crate::client::{send_request, timed};
 use crate::message::{DATA_CHUNK, ExitStatus, OutputStream, Reply, Request, STDIN_WINDOW, WinSize, kind};
 use crate::{Duplex, Error};
 
-/// A command in progress. Dropping it before it has ended closes the connection, and the agent then kills the command.
+/// A command in progress. Dropping it before it has ended closes the connection. The agent then kills the command, unless it is kept
+/// ([`ExecRequest::kept`](crate::ExecRequest::kept)): then it runs on, and [`detach`](Self::detach) leaves it without closing anything.
 #[derive(Debug)]
 pub struct Running<'c, S: Duplex> {
     /// Process id on the agent's side.
@@ -27,10 +28,44 @@ impl<'c, S: Duplex> Running<'c, S> {
             output: Output {
                 reader,
                 shared: Arc::clone(&shared),
-                ended: false,
+                expects: Expects::Everything,
             },
             input: Input { shared },
         }
+    }
+
+    /// One of which nothing comes, not even a word about input: the stream holds back what does not fit.
+    pub(crate) fn without_output(pid: u32, reader: &'c mut FrameReader<S>, writer: Arc<FrameWriter<S>>) -> Self {
+        let shared = Shared {
+            told: false,
+            ..Shared::new(writer, true)
+        };
+        let mut running = Self::new(pid, reader, Arc::new(shared));
+        running.output.expects = Expects::Nothing;
+        running
+    }
+
+    /// Leaves a command that is kept, which runs on; the connection is idle again. All input that was sent is queued for the command
+    /// then. What it writes meanwhile is lost to this client. [`Error::Refused`] if it is not kept; then the connection is closed, and it
+    /// ends.
+    pub fn detach(mut self) -> Result<(), Error> {
+        self.output.shared.end();
+        send_request(&self.output.shared.writer, &Request::Detach)?;
+        loop {
+            let frame = self.output.frame()?;
+            if frame.kind == kind::CONTROL {
+                match serde_json::from_slice(frame.payload).map_err(Error::Malformed)? {
+                    Reply::Done => break,
+                    Reply::Refused { message } => return Err(Error::Refused(message)),
+                    Reply::StdinTaken { .. } | Reply::StdinClosed | Reply::OutputClosed { .. } | Reply::Exited(_) => {}
+                    other => return Err(Error::Unexpected(Box::new(other))),
+                }
+            } else if !matches!(frame.kind, kind::STDOUT | kind::STDERR) {
+                return Err(Error::UnexpectedFrame(frame.kind));
+            }
+        }
+        self.output.expects = Expects::End;
+        Ok(())
     }
 
     /// Waits for the end and collects what the command writes, in memory. For short outputs: tests, probes.
@@ -76,24 +111,33 @@ pub enum Event<'a> {
 pub struct Output<'c, S: Duplex> {
     reader: &'c mut FrameReader<S>,
     shared: Arc<Shared<S>>,
-    ended: bool,
+    expects: Expects,
+}
+
+/// What may still come on the connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Expects {
+    /// Output, and the command's end.
+    Everything,
+    /// The connection is attached, but to send only.
+    Nothing,
+    /// The connection is idle.
+    End,
 }
 
 impl<S: Duplex> Output<'_, S> {
     /// Waits for the next event. Not an iterator: the bytes are borrowed from the connection's buffer.
     #[expect(clippy::should_implement_trait, reason = "an iterator cannot lend its buffer")]
     pub fn next(&mut self) -> Result<Event<'_>, Error> {
-        if self.ended {
-            return Err(Error::Ended);
+        match self.expects {
+            Expects::Everything => {}
+            Expects::Nothing => return Err(Error::NoOutput),
+            Expects::End => return Err(Error::Ended),
         }
         // Notices about standard input are handled here and are no events, hence the loop. What is returned is
         // found again in the buffer by its kind only: the borrow checker cannot see that only the last round lends.
         let payload_kind = loop {
-            let frame = self
-                .reader
-                .read()
-                .map_err(timed)?
-                .ok_or(Error::Closed("a command was running"))?;
+            let frame = self.frame()?;
             match frame.kind {
                 kind::STDOUT | kind::STDERR => break frame.kind,
                 kind::CONTROL => match serde_json::from_slice(frame.payload).map_err(Error::Malformed)? {
@@ -101,7 +145,7 @@ impl<S: Duplex> Output<'_, S> {
                     Reply::StdinClosed => self.shared.end(),
                     Reply::OutputClosed { stream } => return Ok(Event::Closed(stream)),
                     Reply::Exited(status) => {
-                        self.ended = true;
+                        self.expects = Expects::End;
                         self.shared.end();
                         return Ok(Event::Exited(status));
                     }
@@ -117,12 +161,17 @@ impl<S: Duplex> Output<'_, S> {
             Event::Stderr(payload)
         })
     }
+
+    fn frame(&mut self) -> Result<wire::Frame<'_>, Error> {
+        let frame = self.reader.read().map_err(timed)?;
+        frame.ok_or(Error::Closed("a command was running"))
+    }
 }
 
 impl<S: Duplex> Drop for Output<'_, S> {
     fn drop(&mut self) {
         self.shared.end();
-        if !self.ended {
+        if self.expects != Expects::End {
             self.reader.get_ref().close();
         }
     }
@@ -170,7 +219,7 @@ impl<S: Duplex> Input<S> {
         send_request(&self.shared.writer, &Request::Resize(size))
     }
 
-    /// Ends the connection, and with it the command.
+    /// Ends the connection, and with it the command, unless that is kept.
     pub fn hang_up(&self) {
         self.shared.writer.with(|stream| stream.close());
     }
@@ -186,6 +235,8 @@ impl<S: Duplex> Input<S> {
 pub(crate) struct Shared<S: Duplex> {
     writer: Arc<FrameWriter<S>>,
     window: Mutex<Window>,
+    /// The agent says what it has taken. If not, the stream alone holds input back.
+    told: bool,
     changed: Condvar,
 }
 
@@ -203,6 +254,7 @@ impl<S: Duplex> Shared<S> {
                 room: STDIN_WINDOW,
                 ended: !stdin,
             }),
+            told: true,
             changed: Condvar::new(),
         }
     }
@@ -221,7 +273,9 @@ impl<S: Duplex> Shared<S> {
             return Err(Error::Ended);
         }
         let room = want.min(window.room);
-        window.room -= room;
+        if self.told {
+            window.room -= room;
+        }
         Ok(room)
     }
 

@@ -6,8 +6,11 @@ use std::os::unix::net::UnixStream;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use agent_api::message::kind;
-use agent_api::{Connection, Error, ExecRequest, FailureKind, PROTOCOL, PowerAction, Shutdown, Upload, WinSize};
+use agent_api::message::{STDIN_WINDOW, kind};
+use agent_api::{
+    Connection, Error, ExecRequest, FailureKind, Kept, KeptCommand, PROTOCOL, PowerAction, RequestFailure,
+    RequestFailureKind, Shutdown, Upload, Which, WinSize,
+};
 use wire::{FrameReader, FrameWriter};
 
 /// An agent that reads one frame for each answer it gives, and then closes; returns what it has read.
@@ -151,6 +154,119 @@ fn requests_of_a_command_are_what_the_agent_hears() {
 }
 
 #[test]
+fn a_list_of_kept_commands_comes_in_parts_and_ends() {
+    let parts = &[
+        (
+            kind::CONTROL,
+            r#"{"kept":{"commands":[{"pid":1,"kept":{"tag":"a","note":"n"}}],"more":true}}"#,
+        ),
+        (
+            kind::CONTROL,
+            r#"{"kept":{"commands":[{"pid":2,"kept":{}}],"more":false}}"#,
+        ),
+    ];
+    // The agent of this script answers what it hears: the second request stands for the other part.
+    let (mut connection, agent) = scripted(parts);
+    connection
+        .stream()
+        .write_all(&wire::Header::encode(0, kind::CONTROL, 0).unwrap())
+        .unwrap();
+    let listed = connection.list_kept().unwrap();
+    let expected = [(1, Some("a"), "n"), (2, None, "")].map(|(pid, tag, note)| KeptCommand {
+        pid,
+        kept: Kept {
+            tag: tag.map(str::to_owned),
+            note: note.to_owned(),
+        },
+    });
+    assert_eq!(listed, expected);
+    assert_eq!(agent.join().unwrap(), ["", "\"list_kept\""]);
+    // A guest that has much to say, or never comes to the end.
+    let (mut connection, _agent) = scripted(&[(kind::CONTROL, r#"{"kept":{"commands":[],"more":true}}"#)]);
+    assert!(matches!(connection.list_kept(), Err(Error::Unexpected(_))));
+    let (near, mut far) = UnixStream::pair().unwrap();
+    let agent = thread::spawn(move || {
+        wire::accept(&mut far, PROTOCOL, None).unwrap();
+        let note = "n".repeat(Kept::MAX_NOTE);
+        let part = format!(r#"{{"kept":{{"commands":[{{"pid":1,"kept":{{"note":"{note}"}}}}],"more":true}}}}"#);
+        let writer = FrameWriter::new(far);
+        let mut sent = 0;
+        while writer.send(kind::CONTROL, 0, part.as_bytes()).is_ok() {
+            sent += 1;
+        }
+        sent
+    });
+    let mut connection = Connection::new(near, None).unwrap();
+    let error = connection.list_kept().unwrap_err();
+    assert!(
+        matches!(error, Error::TooManyKept { count: 257, text } if text == 257 * Kept::MAX_NOTE),
+        "{error}"
+    );
+    drop(connection);
+    assert!(agent.join().unwrap() >= 257);
+}
+
+#[test]
+fn detaching_reads_over_what_was_under_way() {
+    let (mut connection, agent) = scripted(&[
+        (kind::CONTROL, r#"{"started":{"pid":5}}"#),
+        (kind::STDOUT, "late"),
+        (kind::CONTROL, "\"done\""),
+        (kind::CONTROL, "\"done\""),
+    ]);
+    let running = connection.attach(&Which::Tag("t".to_owned()), true).unwrap();
+    let input = running.input.clone();
+    input.signal(15).unwrap();
+    running.detach().unwrap();
+    assert!(matches!(input.write(b"x"), Err(Error::Ended)));
+    connection.ping().unwrap();
+    assert_eq!(
+        agent.join().unwrap(),
+        [
+            r#"{"attach":{"command":{"tag":"t"},"output":true}}"#,
+            r#"{"signal":{"number":15}}"#,
+            "\"detach\"",
+            "\"ping\""
+        ]
+    );
+}
+
+#[test]
+fn without_output_nothing_is_waited_for() {
+    let (mut connection, agent) = scripted(&[
+        (kind::CONTROL, r#"{"started":{"pid":5}}"#),
+        (kind::CONTROL, r#"{"stdin_taken":{"bytes":1}}"#),
+        (kind::CONTROL, r#"{"stdin_taken":{"bytes":1}}"#),
+        (kind::CONTROL, r#"{"stdin_taken":{"bytes":1}}"#),
+        (kind::CONTROL, "\"done\""),
+    ]);
+    let mut running = connection.attach(&Which::Pid(5), false).unwrap();
+    assert!(matches!(running.output.next(), Err(Error::NoOutput)));
+    // More than a window: it would be waited for. (Each frame has an answer in a script.)
+    running.input.write(&[7; STDIN_WINDOW + 1]).unwrap();
+    running.detach().unwrap();
+    let heard = agent.join().unwrap();
+    assert_eq!(heard[0], r#"{"attach":{"command":{"pid":5},"output":false}}"#);
+    assert_eq!(heard[1..4].iter().map(String::len).sum::<usize>(), STDIN_WINDOW + 1);
+
+    let (mut connection, _agent) = scripted(&[(
+        kind::CONTROL,
+        r#"{"request_failed":{"kind":"not_found","message":"no such command"}}"#,
+    )]);
+    let error = connection.attach(&Which::Pid(5), true).map(drop).unwrap_err();
+    assert!(
+        matches!(
+            error,
+            Error::RequestFailed(RequestFailure {
+                kind: RequestFailureKind::NotFound,
+                ..
+            })
+        ),
+        "{error}"
+    );
+}
+
+#[test]
 fn the_window_bounds_what_is_under_way() {
     let (near, mut far) = UnixStream::pair().unwrap();
     let agent = thread::spawn(move || {
@@ -204,4 +320,37 @@ fn an_upload_that_is_refused_sends_no_data() {
         Err(Error::Refused(_))
     ));
     assert_eq!(agent.join().unwrap().len(), 1);
+}
+
+/// An agent of the last release, as snapshots have them: it is not asked what it would hang up at.
+#[test]
+fn an_older_agent_is_not_asked_what_it_does_not_know() {
+    let (near, mut far) = UnixStream::pair().unwrap();
+    let old = wire::Protocol {
+        version: PROTOCOL.oldest,
+        ..PROTOCOL
+    };
+    let server = thread::spawn(move || {
+        assert_eq!(wire::accept(&mut far, old, None).unwrap(), 2);
+        let mut reader = FrameReader::new(far);
+        assert!(reader.read().unwrap().is_none(), "something was asked");
+    });
+    let mut connection = Connection::new(near, None).unwrap();
+    assert_eq!(connection.version(), 2);
+    let kept = ExecRequest {
+        kept: Some(agent_api::Kept::default()),
+        ..ExecRequest::default()
+    };
+    connection.tell_environment(&["A=b".into()]).unwrap();
+    let refusals = [
+        connection.list_kept().unwrap_err(),
+        connection.exec(&kept).unwrap_err(),
+        connection.attach(&agent_api::Which::Pid(1), true).unwrap_err(),
+        connection.fs_stat(None, "/").unwrap_err(),
+        connection.connect_port(80).unwrap_err(),
+    ];
+    for refusal in refusals {
+        assert!(matches!(refusal, Error::TooOld { spoken: 2, version: 3 }), "{refusal}");
+    }
+    server.join().unwrap();
 }

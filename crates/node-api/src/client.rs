@@ -30,6 +30,7 @@ pub enum ClientError {
 #[derive(Debug)]
 pub struct Client {
     socket: PacketSocket,
+    tenant: Option<String>,
 }
 
 impl Client {
@@ -42,12 +43,18 @@ impl Client {
         rustix::net::connect(&socket, &address(path, &directory(path)?)?)?;
         Ok(Self {
             socket: PacketSocket::from_fd(socket),
+            tenant: None,
         })
     }
 
     /// A client over a connected socket.
     pub fn new(socket: PacketSocket) -> Self {
-        Self { socket }
+        Self { socket, tenant: None }
+    }
+
+    /// Asks for this tenant from here on.
+    pub fn for_tenant(&mut self, tenant: &str) {
+        self.tenant = Some(tenant.to_owned());
     }
 
     /// Asks, and gives each item that comes before the reply to `each`.
@@ -76,6 +83,7 @@ impl Client {
             version: VERSION,
             request,
             trace: tracing,
+            tenant: self.tenant.clone(),
         };
         let bytes = serde_json::to_vec(&packet).map_err(|error| ClientError::Malformed(error.to_string()))?;
         match self.socket.send(&bytes, &[]) {

@@ -1,11 +1,10 @@
 //! What a sandbox is asked to be.
 
 use std::collections::BTreeMap;
-use std::fmt;
 
 use base::{ByteSize, CdiName, PciAddress};
 use cpu::CpuModel;
-use observe::redact::{self, Variables};
+use observe::redact;
 use serde::{Deserialize, Serialize};
 
 use crate::accelerator::{Accelerator, AcceleratorError};
@@ -15,6 +14,7 @@ use crate::limits::{Limits, Rate};
 use crate::memory_mode::MemoryMode;
 use crate::memory_size::{HOTPLUG_ADDRESSES, MemoryError};
 use crate::paging::Paging;
+use crate::process::ProcessConfig;
 use crate::time_limit::{self, TimeLimit};
 use crate::tmpfs::{self, Tmpfs, TmpfsError};
 use crate::volume::{self, VolumeError, VolumeMount};
@@ -24,63 +24,6 @@ pub const MAX_NAME: usize = 64;
 
 /// The least writable layer on a disk: below it there is no room for a file system.
 pub const MIN_DISK: ByteSize = ByteSize::mib(16);
-
-/// What runs in it.
-#[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ProcessConfig {
-    /// In place of the image's entrypoint; an empty list is none at all.
-    pub entrypoint: Option<Vec<String>>,
-    /// In place of the image's command.
-    pub command: Vec<String>,
-    /// `NAME=value`, over the image's.
-    pub env: Vec<String>,
-    /// The first so many of them are of the specifications of its devices, and no clone's, which has none; the daemon counts them.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub device_env: usize,
-    /// In place of the image's working directory.
-    pub workdir: Option<String>,
-    /// In place of the image's user: `name|uid[:group|gid]`.
-    pub user: Option<String>,
-    /// It has a terminal.
-    pub tty: bool,
-}
-
-fn is_zero(number: &usize) -> bool {
-    *number == 0
-}
-
-impl ProcessConfig {
-    /// Has its devices' variables be these, before those of its asker, which count where both say something.
-    pub fn set_device_env(&mut self, variables: Vec<String>) {
-        let before = self.device_env.min(self.env.len());
-        self.device_env = variables.len();
-        self.env.splice(..before, variables);
-    }
-}
-
-impl fmt::Debug for ProcessConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            entrypoint,
-            command,
-            env,
-            device_env,
-            workdir,
-            user,
-            tty,
-        } = self;
-        f.debug_struct("ProcessConfig")
-            .field("entrypoint", entrypoint)
-            .field("command", command)
-            .field("env", &Variables(env))
-            .field("device_env", device_env)
-            .field("workdir", workdir)
-            .field("user", user)
-            .field("tty", tty)
-            .finish()
-    }
-}
 
 /// How large it is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -224,6 +167,9 @@ pub struct SandboxConfig {
     /// Whatever its owner wants to find it by.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
+    /// The tenant whose it is, if it is one's; the daemon fills in who asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
 }
 
 /// Why a sandbox cannot be what it is asked to be.
@@ -291,6 +237,11 @@ pub enum ConfigError {
     /// A volume that cannot be.
     #[error(transparent)]
     Volume(#[from] VolumeError),
+    /// A command of a sandbox that has none, or nobody who would end it.
+    #[error(
+        "a sandbox without a command has no entrypoint, command or terminal and is detached: leave them out and add --detach, or leave --no-command out"
+    )]
+    Idle,
     /// No time at all.
     #[error("no sandbox runs for no time: give a time limit of more than 0, or none")]
     TimeLimit,
@@ -370,6 +321,12 @@ pub fn check_hostname(name: &str) -> Result<(), ConfigError> {
 }
 
 impl SandboxConfig {
+    /// Nothing says what its command is, and it lives by itself.
+    fn is_idle_alone(&self) -> bool {
+        let process = &self.process;
+        process.entrypoint.is_none() && process.command.is_empty() && !process.tty && self.detach
+    }
+
     /// Checks everything that can be told from the data alone. CPUs and memory are checked against the host.
     ///
     /// # Errors
@@ -403,6 +360,9 @@ impl SandboxConfig {
         }
         if !self.resources.memory_mode.is_translated() && !self.resources.class.is_bare() {
             return Err(ConfigError::Identity);
+        }
+        if self.process.idle && !self.is_idle_alone() {
+            return Err(ConfigError::Idle);
         }
         self.check_accelerator()?;
         time_limit::check(self)?;
@@ -487,6 +447,7 @@ pub(crate) mod tests {
             remove: false,
             detach: true,
             labels: BTreeMap::new(),
+            owner: None,
         }
     }
 

@@ -18,6 +18,7 @@ pub mod memory_mode;
 pub mod memory_size;
 pub mod message;
 pub mod paging;
+pub mod process;
 pub mod promised;
 pub mod recovery;
 pub mod sandbox;
@@ -34,7 +35,7 @@ pub use accelerator::{Accelerator, AcceleratorApi, AcceleratorError, Accelerator
 pub use accelerator_stats::{AcceleratorInfo, AcceleratorMemory, AcceleratorPart, AcceleratorStats, AcceleratorTime};
 pub use class::{Class, Idle};
 pub use client::{Client, ClientError};
-pub use config::{ConfigError, NetworkMode, ProcessConfig, Resources, SandboxConfig, check_name};
+pub use config::{ConfigError, NetworkMode, Resources, SandboxConfig, check_name};
 pub use cpu::CpuModel;
 pub use device::{
     BindTerms, Device, DeviceGroup, DeviceIdentity, DeviceRequest, DeviceState, GroupMember, GuestDevice, Vfs,
@@ -50,6 +51,7 @@ pub use message::{
     Usage,
 };
 pub use paging::Paging;
+pub use process::ProcessConfig;
 pub use promised::{Promised, Resource, ZeroedMemory};
 pub use sandbox::{Ended, PauseReason, Sandbox, State};
 pub use secrets::Secrets;
@@ -65,6 +67,9 @@ pub const VERSION: u32 = 1;
 
 /// The name of the daemon's socket, in the state directory.
 pub const SOCKET: &str = "basaltd.sock";
+
+/// The same for gateways, which ask for tenants and for nothing that reaches the host, where the daemon is told no other place.
+pub const GATEWAY_SOCKET: &str = "gateway.sock";
 
 /// The name of the socket in the state directory on which the daemon tells its metrics, by HTTP.
 pub const METRICS_SOCKET: &str = "metrics.sock";

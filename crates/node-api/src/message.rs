@@ -425,6 +425,9 @@ pub enum Reply {
         /// How often the sandbox was started again by then; a command does not outlive that. `None` from daemons of before.
         #[serde(default)]
         restarts: Option<u32>,
+        /// The version of the agent's protocol that its end of the connection speaks. `None` from daemons of before there were several.
+        #[serde(default)]
+        version: Option<u16>,
     },
     /// One sandbox.
     Sandbox(Box<Sandbox>),
@@ -532,6 +535,10 @@ pub enum Packet {
         /// Which trace it is part of.
         #[serde(default)]
         trace: Option<Tracing>,
+        /// The tenant for whom it is asked: others' sandboxes and snapshots are not there then, and what is made is this tenant's. On the
+        /// socket for gateways all tenants' are there where it is not given, and nothing else.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        tenant: Option<String>,
     },
     /// From the daemon.
     Item(Item),

@@ -55,7 +55,7 @@ impl Secrets for LoadedTemplate {
 
 #[cfg(test)]
 mod tests {
-    use crate::config::ProcessConfig;
+    use crate::process::ProcessConfig;
     use crate::template::Recipe;
 
     const MARK: &str = "hunter2";

@@ -1,12 +1,15 @@
 //! Snapshots: what a daemon tells of one, and what a clone of it is asked to be.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
+use observe::redact::Variables;
 use serde::{Deserialize, Serialize};
 
 use crate::class::Class;
 use crate::config::{ConfigError, SandboxConfig, check_hostname, check_name};
 use crate::paging::Paging;
+use crate::time_limit::TimeLimit;
 
 /// A sandbox as it was at one moment: the state of its machine, its memory and its disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -85,7 +88,7 @@ pub struct MoveConfig {
 }
 
 /// A clone that is asked for. Everything else is as it was in the snapshot.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CloneConfig {
     /// The snapshot.
@@ -106,6 +109,45 @@ pub struct CloneConfig {
     /// Over those of the snapshot's sandbox.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
+    /// It has these labels alone.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub only_labels: bool,
+    /// `NAME=value`, over those of the snapshot's sandbox, for commands that are executed in it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub env: Vec<String>,
+    /// How long it may run, in place of the snapshot's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub time_limit: Option<TimeLimit>,
+}
+
+/// Without the values of its variables.
+impl fmt::Debug for CloneConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            snapshot,
+            name,
+            hostname,
+            ports,
+            paging,
+            remove,
+            labels,
+            only_labels,
+            env,
+            time_limit,
+        } = self;
+        f.debug_struct("CloneConfig")
+            .field("snapshot", snapshot)
+            .field("name", name)
+            .field("hostname", hostname)
+            .field("ports", ports)
+            .field("paging", paging)
+            .field("remove", remove)
+            .field("labels", labels)
+            .field("only_labels", only_labels)
+            .field("env", &Variables(env))
+            .field("time_limit", time_limit)
+            .finish()
+    }
 }
 
 impl CloneConfig {

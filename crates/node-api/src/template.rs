@@ -6,10 +6,11 @@ use std::time::Duration;
 use observe::redact::Variables;
 use serde::{Deserialize, Serialize};
 
-use crate::config::{ConfigError, NetworkMode, ProcessConfig, Resources, SandboxConfig, check_name};
+use crate::config::{ConfigError, NetworkMode, Resources, SandboxConfig, check_name};
 use crate::limits::Limits;
 use crate::memory_size::MemoryError;
 use crate::paging::Paging;
+use crate::process::ProcessConfig;
 use crate::snapshot::Programs;
 
 /// Hexadecimal digits of an id, where it is shown to people.
@@ -197,6 +198,7 @@ impl BuildConfig {
                 workdir: self.recipe.workdir.clone(),
                 user: self.recipe.user.clone(),
                 tty: false,
+                idle: false,
             },
             resources: self.resources.clone(),
             limits: Limits::default(),
@@ -217,6 +219,7 @@ impl BuildConfig {
             remove: true,
             detach: false,
             labels: std::collections::BTreeMap::new(),
+            owner: None,
         }
     }
 

@@ -31,8 +31,8 @@ pub struct Config {
     pub users: Option<Pool>,
     /// What the daemon and its VMMs say; from `debug` on, guests' kernels are talkative.
     pub log_level: LevelFilter,
-    /// The group whose members may ask the daemon, beside its own user; whoever may ask can become the daemon's user by it.
-    pub group: Option<u32>,
+    /// Who may ask the daemon.
+    pub sockets: Sockets,
     /// A service manager would start the daemon again.
     pub managed: bool,
     /// The cgroup below which sandboxes have theirs, delegated by its manager; the top of the hierarchy when not given.
@@ -47,6 +47,17 @@ pub struct Config {
     pub overcommit: Overcommit,
     /// How memory is zeroed that is mapped for devices.
     pub zeroing: Zeroing,
+}
+
+/// Where the daemon is asked, and by whom.
+#[derive(Clone, Debug, Default)]
+pub struct Sockets {
+    /// The group whose members may ask the daemon, beside its own user; whoever may ask can become the daemon's user by it.
+    pub group: Option<u32>,
+    /// Where gateways ask: for tenants, and nothing that reaches the host. A socket in the state directory when not given.
+    pub gateway: Option<PathBuf>,
+    /// The group whose members may ask there, beside the daemon's own user.
+    pub gateway_group: Option<u32>,
 }
 
 /// What is started for sandboxes; each is looked for when it is.

@@ -2,6 +2,7 @@
 //! one, that sends a byte now and then must not hold up whoever waits for its whole answer. Knows sockets, not messages.
 
 use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -65,6 +66,12 @@ impl Write for Timed {
 
     fn flush(&mut self) -> io::Result<()> {
         (&*self.stream).flush()
+    }
+}
+
+impl AsFd for Timed {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
     }
 }
 

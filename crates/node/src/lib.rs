@@ -34,7 +34,7 @@ mod sim;
 mod testing;
 
 pub use api::server::Server;
-pub use config::{Config, Programs, TimeLimits, Zeroing};
+pub use config::{Config, Programs, Sockets, TimeLimits, Zeroing};
 pub use error::Error;
 pub use host::jail::Pool;
 pub use node::{Node, instance};

@@ -157,7 +157,7 @@ impl Node {
             fs::create_dir_all(&directory).map_err(Error::file("make", &directory))?;
         }
         let lock = take_lock(&paths)?;
-        close_to_others(&paths, config.group)?;
+        close_to_others(&paths, config.sockets.group)?;
         let reserve = Reserve::new(paths.reserve());
         let open = || StateStore::open(&paths, runs, &|id, taken| crate::sandbox::names::make(id, taken));
         let (store, mut found) = match open() {

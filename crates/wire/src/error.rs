@@ -37,16 +37,19 @@ pub enum Error {
         /// Name the peer sent.
         theirs: String,
     },
-    /// Same protocol, other version.
+    /// Same protocol, and no version that both sides speak.
     #[error(
-        "the other side speaks version {theirs} of {name:?}, this side version {ours}; use binaries of one Basalt release on both sides"
+        "the other side speaks version {theirs} of {name:?}, this side version {ours} and none older than {oldest}; use binaries of one \
+         Basalt release on both sides"
     )]
     WrongVersion {
         /// Protocol name.
         name: String,
-        /// Version of this side.
+        /// The oldest version of this side.
+        oldest: u16,
+        /// The newest version of this side.
         ours: u16,
-        /// Version of the peer.
+        /// The newest version of the peer.
         theirs: u16,
     },
     /// The server did not accept the token (or wants one and got none).

@@ -2,9 +2,12 @@
 //! speaks first; the token never travels from server to client. Knows no protocol by name.
 //!
 //! ```text
-//!  client: | "BSLT" | version u16 | flags u16 (1 = token) | name, 24 bytes, zero-padded | token, 32 bytes |   64 bytes
-//!  server: | "BSLT" | version u16 | status u16            | name, 24 bytes, zero-padded |                     32 bytes
+//!  client: | "BSLT" | oldest u16  | flags u8 (1 = token) | newer u8 | name, 24 bytes, zero-padded | token, 32 bytes |   64 bytes
+//!  server: | "BSLT" | version u16 | status u16                      | name, 24 bytes, zero-padded |                     32 bytes
 //! ```
+//!
+//! The client speaks the versions from `oldest` to `oldest + newer`, and the server answers with the newest one that both speak. A
+//! side that knows one version only writes 0 for `newer` and does not look at it.
 
 use std::fmt;
 use std::hint::black_box;
@@ -18,19 +21,49 @@ const NAME_LEN: usize = 24;
 const OFFER_LEN: usize = 64;
 const REPLY_LEN: usize = 32;
 const FLAG_TOKEN: u16 = 1;
+/// How far the count of newer versions is shifted in the flags.
+const NEWER_SHIFT: u32 = 8;
 
 const STATUS_OK: u16 = 0;
 const STATUS_PROTOCOL: u16 = 1;
 const STATUS_VERSION: u16 = 2;
 const STATUS_TOKEN: u16 = 3;
 
-/// A protocol: its name, at most 24 bytes, and its version. Versions are equal or the connection ends.
+/// A protocol: its name, at most 24 bytes, and the versions of it that a side speaks, at most 256. Two sides speak the newest that
+/// both know, or the connection ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Protocol {
     /// Name, for instance `basalt.agent`.
     pub name: &'static str,
-    /// Version.
+    /// The oldest version that is still spoken.
+    pub oldest: u16,
+    /// The newest version.
     pub version: u16,
+}
+
+impl Protocol {
+    /// How many versions newer than the oldest one are spoken.
+    fn newer(self) -> u16 {
+        self.version.saturating_sub(self.oldest).min(u16::from(u8::MAX))
+    }
+
+    /// The newest version that is spoken here and by a side that speaks those from `oldest` to `newest`.
+    fn common(self, oldest: u16, newest: u16) -> Result<u16, Error> {
+        let common = self.version.min(newest);
+        match common >= self.oldest && common >= oldest {
+            true => Ok(common),
+            false => Err(self.wrong_version(newest)),
+        }
+    }
+
+    fn wrong_version(self, theirs: u16) -> Error {
+        Error::WrongVersion {
+            name: self.name.to_owned(),
+            oldest: self.oldest,
+            ours: self.version,
+            theirs,
+        }
+    }
 }
 
 /// A 256-bit secret that a client must know. Prints redacted.
@@ -76,8 +109,9 @@ impl fmt::Debug for Token {
     }
 }
 
-/// The client's half: offers `protocol` (with the token, if there is one) and waits for the server's answer.
-pub fn offer(stream: &mut (impl Read + Write), protocol: Protocol, token: Option<&Token>) -> Result<(), Error> {
+/// The client's half: offers `protocol` (with the token, if there is one) and waits for the server's answer, the version that both
+/// speak from here on.
+pub fn offer(stream: &mut (impl Read + Write), protocol: Protocol, token: Option<&Token>) -> Result<u16, Error> {
     send_offer(stream, protocol, token)?;
     await_answer(stream, protocol)
 }
@@ -86,61 +120,59 @@ pub fn offer(stream: &mut (impl Read + Write), protocol: Protocol, token: Option
 pub fn send_offer(stream: &mut impl Write, protocol: Protocol, token: Option<&Token>) -> Result<(), Error> {
     let mut message = Vec::with_capacity(OFFER_LEN);
     message.extend_from_slice(&MAGIC);
-    message.extend_from_slice(&protocol.version.to_le_bytes());
-    message.extend_from_slice(&(if token.is_some() { FLAG_TOKEN } else { 0 }).to_le_bytes());
+    message.extend_from_slice(&protocol.oldest.to_le_bytes());
+    let flags = if token.is_some() { FLAG_TOKEN } else { 0 } | protocol.newer() << NEWER_SHIFT;
+    message.extend_from_slice(&flags.to_le_bytes());
     message.extend_from_slice(&name_field(protocol)?);
     message.extend_from_slice(&token.map_or([0; Token::LEN], |token| token.0));
     stream.write_all(&message)?;
     Ok(stream.flush()?)
 }
 
-/// The client's second step: waits for the server's answer, and fails unless it accepts.
-pub fn await_answer(stream: &mut impl Read, protocol: Protocol) -> Result<(), Error> {
+/// The client's second step: waits for the server's answer, and fails unless it accepts; the version that both speak.
+pub fn await_answer(stream: &mut impl Read, protocol: Protocol) -> Result<u16, Error> {
     let reply: [u8; REPLY_LEN] = receive(stream, "the handshake")?;
     let (theirs, status, name) = split_head(&reply)?;
     match status {
         STATUS_OK => {
             check_name(protocol, &name)?;
-            check_version(protocol, theirs)
+            protocol.common(theirs, theirs)
         }
         STATUS_PROTOCOL => Err(Error::WrongProtocol {
             ours: protocol.name.to_owned(),
             theirs: name,
         }),
-        STATUS_VERSION => Err(Error::WrongVersion {
-            name: protocol.name.to_owned(),
-            ours: protocol.version,
-            theirs,
-        }),
+        STATUS_VERSION => Err(protocol.wrong_version(theirs)),
         STATUS_TOKEN => Err(Error::TokenRefused),
         other => Err(Error::UnknownStatus(other)),
     }
 }
 
-/// The server's half: waits for an offer, answers it, and fails unless it was right. Where `token` is `None` any offered
-/// token is accepted. The caller bounds the time by a read timeout on the stream.
-pub fn accept(stream: &mut (impl Read + Write), protocol: Protocol, token: Option<&Token>) -> Result<(), Error> {
+/// The server's half: waits for an offer, answers it, and fails unless it was right; the version that both speak. Where `token` is
+/// `None` any offered token is accepted. The caller bounds the time by a read timeout on the stream.
+pub fn accept(stream: &mut (impl Read + Write), protocol: Protocol, token: Option<&Token>) -> Result<u16, Error> {
     let message: [u8; OFFER_LEN] = receive(stream, "the handshake")?;
-    let (theirs, flags, name) = split_head(&message)?;
+    let (oldest, flags, name) = split_head(&message)?;
+    let newest = oldest.saturating_add(flags >> NEWER_SHIFT);
     let mut offered = [0; Token::LEN];
     offered.copy_from_slice(message.get(REPLY_LEN..).unwrap_or_default());
     let has_token = flags & FLAG_TOKEN != 0;
     let verdict = check_name(protocol, &name)
-        .and_then(|()| check_version(protocol, theirs))
-        .and_then(|()| match token {
+        .and_then(|()| protocol.common(oldest, newest))
+        .and_then(|common| match token {
             // Compared even if the flag says that there is none, so that both refusals take equally long.
             Some(token) if !(token.matches(&offered) & has_token) => Err(Error::TokenRefused),
-            _ => Ok(()),
+            _ => Ok(common),
         });
     let status = match &verdict {
-        Ok(()) => STATUS_OK,
+        Ok(_) => STATUS_OK,
         Err(Error::WrongProtocol { .. }) => STATUS_PROTOCOL,
         Err(Error::WrongVersion { .. }) => STATUS_VERSION,
         Err(_) => STATUS_TOKEN,
     };
     let mut reply = Vec::with_capacity(REPLY_LEN);
     reply.extend_from_slice(&MAGIC);
-    reply.extend_from_slice(&protocol.version.to_le_bytes());
+    reply.extend_from_slice(&verdict.as_ref().copied().unwrap_or(protocol.version).to_le_bytes());
     reply.extend_from_slice(&status.to_le_bytes());
     reply.extend_from_slice(&name_field(protocol)?);
     stream.write_all(&reply)?;
@@ -191,17 +223,6 @@ fn check_name(protocol: Protocol, theirs: &str) -> Result<(), Error> {
     })
 }
 
-fn check_version(protocol: Protocol, theirs: u16) -> Result<(), Error> {
-    if theirs == protocol.version {
-        return Ok(());
-    }
-    Err(Error::WrongVersion {
-        name: protocol.name.to_owned(),
-        ours: protocol.version,
-        theirs,
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use std::os::unix::net::UnixStream;
@@ -211,6 +232,7 @@ mod tests {
 
     const V1: Protocol = Protocol {
         name: "basalt.test",
+        oldest: 1,
         version: 1,
     };
 
@@ -218,7 +240,7 @@ mod tests {
     fn meet(
         client: (Protocol, Option<[u8; 32]>),
         server: (Protocol, Option<[u8; 32]>),
-    ) -> (Result<(), Error>, Result<(), Error>) {
+    ) -> (Result<u16, Error>, Result<u16, Error>) {
         let (mut near, mut far) = UnixStream::pair().unwrap();
         let far_end = thread::spawn(move || accept(&mut far, server.0, server.1.map(Token::new).as_ref()));
         let near_result = offer(&mut near, client.0, client.1.map(Token::new).as_ref());
@@ -240,7 +262,11 @@ mod tests {
 
     #[test]
     fn both_sides_name_the_other_version() {
-        let v9 = Protocol { version: 9, ..V1 };
+        let v9 = Protocol {
+            oldest: 9,
+            version: 9,
+            ..V1
+        };
         let (near, far) = meet((V1, None), (v9, None));
         assert!(
             matches!(near, Err(Error::WrongVersion { ours: 1, theirs: 9, .. })),
@@ -257,10 +283,63 @@ mod tests {
         );
     }
 
+    /// Every pair of ranges up to version 5: both sides agree on the newest version that both have, or both refuse.
+    #[test]
+    fn sides_speak_the_newest_version_that_both_know() {
+        let ranges = || (1..=5).flat_map(|oldest| (oldest..=5).map(move |version| Protocol { oldest, version, ..V1 }));
+        for client in ranges() {
+            for server in ranges() {
+                let (near, far) = meet((client, None), (server, None));
+                let common = (client.oldest.max(server.oldest)..=client.version.min(server.version)).max();
+                match common {
+                    Some(common) => assert_eq!((near.unwrap(), far.unwrap()), (common, common)),
+                    None => {
+                        assert!(
+                            matches!(near, Err(Error::WrongVersion { .. })),
+                            "{client:?} {server:?}: {near:?}"
+                        );
+                        assert!(
+                            matches!(far, Err(Error::WrongVersion { .. })),
+                            "{client:?} {server:?}: {far:?}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    /// What sides of before there were ranges sent and understood: one version, and no count of newer ones.
+    #[test]
+    fn sides_of_one_version_are_understood() {
+        let range = Protocol { version: 3, ..V1 };
+        let mut sent = Vec::new();
+        send_offer(&mut sent, range, Some(&Token::new([7; 32]))).unwrap();
+        assert_eq!(sent[..8], *b"BSLT\x01\x00\x01\x02");
+        let mut one = Vec::new();
+        send_offer(&mut one, V1, None).unwrap();
+        assert_eq!(one[..8], *b"BSLT\x01\x00\x00\x00");
+        let (near, far) = meet((V1, None), (range, None));
+        assert_eq!((near.unwrap(), far.unwrap()), (1, 1));
+    }
+
+    #[test]
+    fn an_answer_outside_what_was_offered_is_refused() {
+        let range = Protocol { version: 3, ..V1 };
+        let mut answer = Vec::from(MAGIC);
+        answer.extend_from_slice(&[4, 0, 0, 0]);
+        answer.extend_from_slice(&name_field(V1).unwrap());
+        let result = await_answer(&mut answer.as_slice(), range);
+        assert!(
+            matches!(result, Err(Error::WrongVersion { theirs: 4, .. })),
+            "{result:?}"
+        );
+    }
+
     #[test]
     fn another_protocol_is_named() {
         let other = Protocol {
             name: "basalt.vmm",
+            oldest: 1,
             version: 1,
         };
         let (near, far) = meet((V1, None), (other, None));
@@ -339,6 +418,7 @@ mod tests {
     fn a_name_that_does_not_fit_is_an_error() {
         let long = Protocol {
             name: "a-name-of-more-than-24-bytes",
+            oldest: 1,
             version: 1,
         };
         let (mut near, _far) = UnixStream::pair().unwrap();

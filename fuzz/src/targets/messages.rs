@@ -6,7 +6,9 @@ use std::fmt::Debug;
 use std::io::{self, Cursor, Read, Write};
 
 use agent_api::message::{
-    ExecFailure, ExecRequest, ExitStatus, FailureKind, Identity, PROTOCOL, Reidentify, Reply, Request, Tty, WinSize,
+    Entry, EntryKind, ExecFailure, ExecRequest, ExitStatus, FailureKind, FsRequest, Identity, Kept, KeptCommand,
+    PROTOCOL, Reidentify, Reply, Request, RequestFailure, RequestFailureKind, Tty, WatchEvent, WatchEventKind, Which,
+    WinSize,
 };
 use base::ByteSize;
 use serde::Serialize;
@@ -106,7 +108,7 @@ fn parse_handshake(input: &[u8]) -> u64 {
             } else {
                 wire::offer(&mut stream, PROTOCOL, token.as_ref())
             };
-            ends.push_str(&ended.map_or_else(|error| error.to_string(), |()| "agreed".to_owned()));
+            ends.push_str(&ended.map_or_else(|error| error.to_string(), |version| format!("agreed on {version}")));
         }
     }
     outcome(ends)
@@ -126,6 +128,10 @@ pub(crate) fn agent_requests() -> Target {
         stdin: true,
         main: true,
         detached: false,
+        kept: Some(Kept {
+            tag: Some("t".into()),
+            note: "n".into(),
+        }),
     };
     let stat = Request::Stat {
         path: "/x".into(),
@@ -145,18 +151,63 @@ pub(crate) fn agent_requests() -> Target {
         ..Reidentify::default()
     };
     let requests = [
+        Request::Connect { port: 8000 },
         Request::Exec(exec),
         stat,
         Request::Reidentify(Box::new(reidentify)),
         Request::Freeze,
         Request::Settle,
+        Request::ListKept,
+        Request::Attach {
+            command: Which::Pid(7),
+            output: true,
+        },
+        Request::Attach {
+            command: Which::Tag("t".into()),
+            output: false,
+        },
+        Request::Detach,
     ];
-    let seeds = requests.iter().map(json).collect();
+    let seeds = requests.iter().chain(&about_files()).map(json).collect();
     Target {
         name: "agent-requests",
         seeds,
         parse: parse::<Request>,
     }
+}
+
+fn about_files() -> [Request; 6] {
+    let fs = |request| Request::Fs {
+        user: Some("user".into()),
+        request,
+    };
+    let list = FsRequest::List {
+        path: "~/a".into(),
+        depth: 3,
+    };
+    let read = FsRequest::Read {
+        path: vec![b'/', 0xff].into(),
+        offset: 1,
+        length: Some(2),
+    };
+    let write = FsRequest::Write {
+        path: "b".into(),
+        mode: Some(0o644),
+        metadata: [("name".into(), "value".into())].into(),
+    };
+    let compose = FsRequest::Compose {
+        sources: vec!["/a".into(), "/b".into()],
+        path: "/c".into(),
+    };
+    let watch = FsRequest::Watch {
+        path: "/a".into(),
+        recursive: true,
+    };
+    let rename = FsRequest::Rename {
+        from: "/a".into(),
+        to: "/b".into(),
+    };
+    [list, read, write, compose, watch, rename].map(fs)
 }
 
 /// What a guest's agent answers: the guest is hostile.
@@ -165,16 +216,63 @@ pub(crate) fn agent_replies() -> Target {
         kind: FailureKind::NotFound,
         message: "no".into(),
     };
+    let kept = KeptCommand {
+        pid: 7,
+        kept: Kept {
+            tag: Some("t".into()),
+            note: "n".into(),
+        },
+    };
+    let not_found = RequestFailure {
+        kind: RequestFailureKind::NotFound,
+        message: "no".into(),
+    };
     let replies = [
+        Reply::Kept {
+            commands: vec![kept],
+            more: true,
+        },
+        Reply::RequestFailed(not_found),
         Reply::Failed(failed),
         Reply::Exited(ExitStatus::Signal(9)),
         Reply::StdinTaken { bytes: 5 },
         Reply::Reidentified { boot_id: "a".into() },
+        Reply::RequestFailed(RequestFailure {
+            kind: RequestFailureKind::NotFound,
+            message: "no".into(),
+        }),
+        Reply::Entries {
+            entries: vec![entry()],
+            more: true,
+        },
+        Reply::Reading {
+            entry: Box::new(entry()),
+            bytes: 5,
+        },
+        Reply::Watched(vec![WatchEvent {
+            name: "a".into(),
+            kind: WatchEventKind::Create,
+        }]),
     ];
     Target {
         name: "agent-replies",
         seeds: replies.iter().map(json).collect(),
         parse: parse::<Reply>,
+    }
+}
+
+fn entry() -> Entry {
+    Entry {
+        path: "/a".into(),
+        kind: EntryKind::Link,
+        mode: 0o120_777,
+        size: 1,
+        owner: "user".into(),
+        group: "1000".into(),
+        modified_ns: -1,
+        target: Some(vec![0xff].into()),
+        target_kind: Some(EntryKind::File),
+        metadata: [("name".into(), "value".into())].into(),
     }
 }
 

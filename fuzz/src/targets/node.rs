@@ -92,6 +92,7 @@ fn config() -> SandboxConfig {
         remove: true,
         detach: false,
         labels: [("k".to_owned(), "v".to_owned())].into(),
+        owner: None,
     }
 }
 

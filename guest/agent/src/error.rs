@@ -27,6 +27,12 @@ pub enum Error {
         /// The limit.
         window: usize,
     },
+    /// Bytes for a port that was not open yet. They must not be taken for requests.
+    #[error("connection: something was sent for port {port} before the answer that it is open")]
+    EarlyBytes {
+        /// The port.
+        port: u16,
+    },
     /// The system refused something.
     #[error("{what}: {source}")]
     System {

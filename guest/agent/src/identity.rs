@@ -1,7 +1,10 @@
 //! Who a command runs as: `name|uid[:group|gid]` against the root's `/etc/passwd` and `/etc/group`. Pure functions over
 //! the text of the two files.
 
-use std::fs;
+use std::collections::HashMap;
+use std::fs::OpenOptions;
+use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
 
 /// User, groups and what the environment should say about them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,12 +23,63 @@ pub(crate) fn resolve(spec: Option<&str>) -> Result<Identity, String> {
     resolve_in(spec.unwrap_or("0"), &read("/etc/passwd")?, &read("/etc/group")?)
 }
 
+/// The most that is read of one of the two files. What lies behind is as if it were not there.
+const MOST_TEXT: u64 = 4 << 20;
+
 /// The file's text; empty if there is none, which is common in minimal images.
 fn read(path: &str) -> Result<String, String> {
-    match fs::read(path) {
-        Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
+    let mut bytes = Vec::new();
+    // Whatever somebody has put there is not waited for.
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
+    match file.and_then(|file| file.take(MOST_TEXT).read_to_end(&mut bytes)) {
+        Ok(_) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(String::new()),
         Err(error) => Err(format!("{path} cannot be read: {error}")),
+    }
+}
+
+/// What users and groups are called.
+#[derive(Debug, Default)]
+pub(crate) struct Names {
+    users: HashMap<u32, String>,
+    groups: HashMap<u32, String>,
+}
+
+impl Names {
+    /// Reads the two files. Where one cannot be read, there are numbers.
+    pub(crate) fn read() -> Self {
+        Self::parse(
+            &read("/etc/passwd").unwrap_or_default(),
+            &read("/etc/group").unwrap_or_default(),
+        )
+    }
+
+    fn parse(passwd: &str, group: &str) -> Self {
+        let mut names = Self::default();
+        for user in passwd.lines().filter_map(User::parse) {
+            keep(&mut names.users, user.uid, user.name);
+        }
+        for group in group.lines().filter_map(Group::parse) {
+            keep(&mut names.groups, group.gid, group.name);
+        }
+        names
+    }
+
+    /// A user's name, or the number.
+    pub(crate) fn user(&self, uid: u32) -> String {
+        self.users.get(&uid).cloned().unwrap_or_else(|| uid.to_string())
+    }
+
+    /// A group's name, or the number.
+    pub(crate) fn group(&self, gid: u32) -> String {
+        self.groups.get(&gid).cloned().unwrap_or_else(|| gid.to_string())
+    }
+}
+
+/// The first line of a number counts, and a name is none that is longer than any that Linux's tools make.
+fn keep(names: &mut HashMap<u32, String>, id: u32, name: &str) {
+    if name.len() <= 256 {
+        names.entry(id).or_insert_with(|| name.to_owned());
     }
 }
 
@@ -192,6 +246,18 @@ mod tests {
         assert!(run("4294967295").is_err());
         assert!(run("www:4294967295").is_err());
         assert!(run("-1").is_err());
+    }
+
+    #[test]
+    fn the_first_name_of_a_number_counts_and_without_one_it_is_a_number() {
+        let long = "x".repeat(257);
+        let names = Names::parse(&format!("{PASSWD}toor:x:0:0:::\n{long}:x:9:9:::\n"), GROUP);
+        assert_eq!([names.user(0), names.user(33), names.user(7)], ["root", "www", "1000"]);
+        assert_eq!(
+            [names.user(9), names.user(4242), names.group(4242)],
+            ["9", "4242", "4242"]
+        );
+        assert_eq!([names.group(6), names.group(33)], ["disk", "www"]);
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! What the agent says about itself and its machine.
 
-use std::fs;
+use std::{fs, thread};
 
 use agent_api::AgentInfo;
 use observe::marks;
+use rustix::fs::statvfs;
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::Error;
@@ -17,12 +18,13 @@ pub fn boottime_ns() -> u64 {
         .saturating_add(u64::try_from(now.tv_nsec).unwrap_or(0))
 }
 
-/// The three figures of `/proc/meminfo` that are told, in KiB.
+/// The figures of `/proc/meminfo` that are told, in KiB.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Memory {
     pub(crate) total_kib: u64,
     pub(crate) free_kib: u64,
     pub(crate) available_kib: u64,
+    pub(crate) cached_kib: u64,
 }
 
 impl Memory {
@@ -41,6 +43,7 @@ impl Memory {
             total_kib: value("MemTotal"),
             free_kib: value("MemFree"),
             available_kib: value("MemAvailable"),
+            cached_kib: value("Cached"),
         }
     }
 }
@@ -48,6 +51,11 @@ impl Memory {
 /// The answer to `Hello`.
 pub(crate) fn gather(started_ns: u64) -> Result<AgentInfo, Error> {
     let memory = Memory::read()?;
+    // A root that cannot be asked has no size.
+    let (disk_total_bytes, disk_used_bytes) = statvfs("/").map_or((0, 0), |root| {
+        let bytes = |blocks: u64| blocks.saturating_mul(root.f_frsize);
+        (bytes(root.f_blocks), bytes(root.f_blocks.saturating_sub(root.f_bfree)))
+    });
     Ok(AgentInfo {
         agent_version: env!("CARGO_PKG_VERSION").to_owned(),
         kernel_release: rustix::system::uname().release().to_string_lossy().into_owned(),
@@ -56,6 +64,10 @@ pub(crate) fn gather(started_ns: u64) -> Result<AgentInfo, Error> {
         mem_total_kib: memory.total_kib,
         mem_free_kib: memory.free_kib,
         mem_available_kib: memory.available_kib,
+        mem_cached_kib: memory.cached_kib,
+        cpus: thread::available_parallelism().map_or(0, |cpus| u32::try_from(cpus.get()).unwrap_or(u32::MAX)),
+        disk_total_bytes,
+        disk_used_bytes,
         marks: marks::all()
             .into_iter()
             .map(|mark| (mark.name.to_owned(), mark.at_ns))
@@ -69,11 +81,12 @@ mod tests {
 
     #[test]
     fn meminfo_is_read_by_name() {
-        let text = "MemTotal:         110000 kB\nMemFree:           90000 kB\nMemAvailable:      95000 kB\nX: 1\n";
+        let text = "MemTotal:         110000 kB\nMemFree:           90000 kB\nMemAvailable:      95000 kB\nBuffers: 1 kB\nCached:   7 kB\nX: 1\n";
         let expected = Memory {
             total_kib: 110_000,
             free_kib: 90_000,
             available_kib: 95_000,
+            cached_kib: 7,
         };
         assert_eq!(Memory::parse(text), expected);
         assert_eq!(Memory::parse("MemFreeX: 1 kB\nMemFree: much\n"), Memory::default());

@@ -8,21 +8,28 @@
 mod cgroup;
 mod clones;
 mod copy;
+mod envs;
 mod error;
+mod exec;
 mod files;
 mod freezer;
+mod fs;
 pub mod guest;
 mod hooks;
 mod identity;
 mod info;
 mod journal;
+mod kept;
 mod lookup;
+mod outlet;
 mod pci;
+mod ports;
 mod power;
 mod reaper;
 mod server;
 mod session;
 mod spawn;
+mod stdin;
 mod stream;
 
 use std::fmt;

@@ -4,29 +4,31 @@
 //! ```text
 //!  handshake ─► idle ◄────────── answer ───────────┐
 //!                │  Hello Ping Stat Upload Prepare Settle Freeze Re-identify Shutdown
-//!                └─ Exec ─► command running: STDIN, CloseStdin, CloseOutput, Resize, Signal ─ Exited ─► idle
+//!                └─ Exec, Attach ─► command running: see `exec.rs` ─ Exited, Detach ─► idle
 //! ```
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
-use std::thread::{self, Scope, ScopedJoinHandle};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, Scope};
 use std::time::Duration;
 
 use agent_api::message::{PROTOCOL, Prepare, Reply, Request, kind};
-use agent_api::{Duplex, ExecFailure, ExecRequest, PowerAction, Shutdown, Token};
+use agent_api::{Duplex, PowerAction, Shutdown, Token};
 use wire::{FrameReader, FrameWriter};
 
 use crate::cgroup::{self, Cgroups};
 use crate::clones::{Clones, Part};
+use crate::envs;
+use crate::exec::Busy;
 use crate::freezer::MayStart;
-use crate::journal::Log;
+use crate::kept;
 use crate::power::Power;
 use crate::reaper::Reaper;
-use crate::session::{self, Session};
-use crate::spawn::other;
-use crate::stream::Streamer;
-use crate::{Error, STACK_SIZE, copy, files, info, pci, say, send_reply};
+use crate::session::Session;
+use crate::{Error, STACK_SIZE, files, info, pci, say, send_reply};
+
+mod carry;
 
 /// How long a new connection may take to shake hands.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -43,7 +45,7 @@ const MAX_WAITING: usize = 4;
 /// Pause after a failed accept(2), so that a lasting failure does not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-const NO_ROOT: &str = "there is no root yet: send Prepare first";
+pub(crate) const NO_ROOT: &str = "there is no root yet: send Prepare first";
 
 /// Makes a root as a `Prepare` asks for.
 pub type MakeRoot = Box<dyn Fn(&Prepare) -> Result<(), Error> + Send + Sync>;
@@ -79,16 +81,18 @@ pub struct ServerConfig {
 
 /// A server; clones are the same one.
 #[derive(Clone)]
-pub struct Server(Arc<Inner>);
+pub struct Server(pub(crate) Arc<Inner>);
 
-struct Inner {
-    config: ServerConfig,
+pub(crate) struct Inner {
+    pub(crate) config: ServerConfig,
     /// The configuration's.
-    log: Option<Arc<OpenLog>>,
-    reaper: Reaper,
+    pub(crate) log: Option<Arc<OpenLog>>,
+    pub(crate) reaper: Reaper,
     prepared: Mutex<bool>,
     /// The sandbox's own command, once it was started.
-    main: Mutex<Option<Arc<Session>>>,
+    pub(crate) main: Mutex<Option<Arc<Session>>>,
+    /// Commands that go on without the connections that started them.
+    pub(crate) kept: kept::Commands,
     connections: AtomicUsize,
 }
 
@@ -128,6 +132,7 @@ impl Server {
             reaper,
             prepared: Mutex::new(false),
             main: Mutex::new(None),
+            kept: kept::Commands::default(),
             connections: AtomicUsize::new(0),
         };
         Self(Arc::new(inner))
@@ -209,7 +214,7 @@ impl Server {
     }
 
     /// Serves one connection; an error ends it and is told on the console.
-    fn serve_and_tell(&self, stream: impl Duplex) {
+    fn serve_and_tell(&self, stream: impl Duplex + 'static) {
         match self.serve(stream) {
             // A client that leaves while something is on its way to it is nothing to tell.
             Ok(()) | Err(Error::Wire(wire::Error::Io(_))) => {}
@@ -218,7 +223,7 @@ impl Server {
     }
 
     /// Serves one connection until the client leaves.
-    pub fn serve(&self, mut stream: impl Duplex) -> Result<(), Error> {
+    pub fn serve(&self, mut stream: impl Duplex + 'static) -> Result<(), Error> {
         let Some(_slot) = Slot::take(&self.0.connections) else {
             return Err(Error::Refused(format!(
                 "a connection was closed: {MAX_CONNECTIONS} are open already"
@@ -229,7 +234,7 @@ impl Server {
             .map_err(wire::Error::Io)?;
         wire::accept(&mut stream, PROTOCOL, self.0.config.token.as_ref())?;
         stream.set_read_timeout(None).map_err(wire::Error::Io)?;
-        let writer = FrameWriter::new(stream.try_clone().map_err(wire::Error::Io)?);
+        let writer = Arc::new(FrameWriter::new(stream.try_clone().map_err(wire::Error::Io)?));
         let mut reader = FrameReader::new(stream);
         let has_main = AtomicBool::new(false);
         let result = thread::scope(|scope| {
@@ -237,15 +242,15 @@ impl Server {
                 server: self,
                 writer: &writer,
                 scope,
-                running: None,
+                busy: None,
                 has_main: &has_main,
+                handed_over: false,
             };
             let result = connection.run(&mut reader);
             // Wakes the session's thread if it waits for the client to read.
             reader.get_ref().close();
-            if let Some((session, thread)) = connection.running.take() {
-                session.lost();
-                join(thread);
+            if let Some(busy) = connection.busy.take() {
+                busy.lose();
             }
             result
         });
@@ -257,7 +262,7 @@ impl Server {
     }
 
     /// The sandbox's own command has ended, and with it the machine.
-    fn end_machine(&self) {
+    pub(crate) fn end_machine(&self) {
         let Some(power) = &self.0.config.power else { return };
         let shutdown = Shutdown {
             how: PowerAction::PowerOff,
@@ -265,40 +270,6 @@ impl Server {
         };
         if let Err(error) = power.end::<()>(shutdown) {
             say(format_args!("{error}"));
-        }
-    }
-
-    /// Starts a command that nobody waits for, in a thread of its own.
-    fn start_detached(&self, request: ExecRequest, log: Option<Log>) -> Result<i32, ExecFailure> {
-        let server = self.clone();
-        let (tell, told) = mpsc::channel();
-        let work = move || server.run_detached(&request, log, &tell);
-        let spawned = thread::Builder::new()
-            .name("command".to_owned())
-            .stack_size(STACK_SIZE)
-            .spawn(work);
-        spawned.map_err(|error| other("starting a thread for the command", error))?;
-        told.recv()
-            .unwrap_or_else(|error| Err(other("starting the command", error)))
-    }
-
-    fn run_detached(&self, request: &ExecRequest, log: Option<Log>, tell: &mpsc::Sender<Result<i32, ExecFailure>>) {
-        let inner = &self.0;
-        let (session, ends) = match session::start(request, &inner.reaper, inner.config.cgroups.as_ref()) {
-            Ok(started) => started,
-            Err(failure) => return drop(tell.send(Err(failure))),
-        };
-        let pid = session.pid;
-        if request.main {
-            *inner.main.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(session));
-        }
-        // Whoever asked may be gone: the command runs nevertheless.
-        drop(tell.send(Ok(pid)));
-        if let Err(error) = Streamer::<std::os::unix::net::UnixStream>::new(ends, None, log).run() {
-            say(format_args!("a command was killed: {error}"));
-        }
-        if request.main {
-            self.end_machine();
         }
     }
 }
@@ -330,26 +301,30 @@ impl Drop for Slot<'_> {
 }
 
 /// A connection after the handshake.
-struct Connection<'scope, 'env, S: Duplex> {
-    server: &'env Server,
-    writer: &'env FrameWriter<S>,
-    scope: &'scope Scope<'scope, 'env>,
-    running: Option<(Arc<Session>, ScopedJoinHandle<'scope, ()>)>,
+pub(crate) struct Connection<'scope, 'env, S: Duplex> {
+    pub(crate) server: &'env Server,
+    pub(crate) writer: &'env Arc<FrameWriter<S>>,
+    pub(crate) scope: &'scope Scope<'scope, 'env>,
+    pub(crate) busy: Option<Busy<'scope>>,
     /// The sandbox's own command was started on it.
-    has_main: &'env AtomicBool,
+    pub(crate) has_main: &'env AtomicBool,
+    /// What comes on it is a port's, and no frames.
+    handed_over: bool,
 }
 
-impl<'scope, 'env, S: Duplex> Connection<'scope, 'env, S> {
+impl<'env, S: Duplex + 'static> Connection<'_, 'env, S> {
     fn run(&mut self, reader: &mut FrameReader<S>) -> Result<(), Error> {
-        while let Some(frame) = reader.read()? {
+        while !self.handed_over
+            && let Some(frame) = reader.read()?
+        {
             match frame.kind {
                 kind::CONTROL => {
                     let request = serde_json::from_slice(frame.payload).map_err(Error::Malformed)?;
                     self.handle(request, reader)?;
                 }
                 kind::STDIN => {
-                    if let Some((session, _)) = &self.running {
-                        session.push_stdin(frame.payload)?;
+                    if let Some(busy) = &self.busy {
+                        busy.push_stdin(reader)?;
                     }
                 }
                 kind => {
@@ -363,59 +338,19 @@ impl<'scope, 'env, S: Duplex> Connection<'scope, 'env, S> {
         Ok(())
     }
 
-    fn handle(&mut self, request: Request, reader: &mut FrameReader<S>) -> Result<(), Error> {
-        // Requests of a running command have no answer; when they come late, after its end, they mean nothing.
-        let session = self.running.as_ref().map(|(session, _)| session);
-        match request {
-            Request::Resize(size) => session.into_iter().for_each(|session| session.resize(size)),
-            Request::Signal { number } => session.into_iter().for_each(|session| session.signal(number)),
-            Request::CloseStdin => session.into_iter().for_each(|session| session.close_stdin()),
-            Request::CloseOutput { stream } => session.into_iter().for_each(|session| session.close_output(stream)),
-            request => {
-                if session.is_some_and(|session| !session.is_finished()) {
-                    return self.refuse("a command is running on this connection; use another one".to_owned());
-                }
-                if let Some((_, thread)) = self.running.take() {
-                    join(thread);
-                }
-                return self.answer(request, reader);
-            }
-        }
-        Ok(())
-    }
-
-    fn answer(&mut self, request: Request, reader: &mut FrameReader<S>) -> Result<(), Error> {
+    pub(crate) fn answer(&mut self, request: Request, reader: &mut FrameReader<S>) -> Result<(), Error> {
         let result = match request {
             Request::Hello => info::gather(self.server.0.config.started_ns).map(Reply::Hello),
             Request::Stat { path, digest } => files::stat(&path, digest).map(Reply::File),
             Request::Prepare(prepare) => self.prepare(&prepare).map(|()| Reply::Done),
-            Request::Upload(upload) => {
-                if let Err(error) = self.may_start() {
-                    return self.refuse(error.to_string());
-                }
-                let target = files::Target::create(&upload);
-                return files::receive(target, upload.size, reader, self.writer);
-            }
-            Request::Pack { path, name } => {
-                return match self.has_root() {
-                    true => copy::pack(&path, &name, self.writer),
-                    false => self.refuse(NO_ROOT.to_owned()),
-                };
-            }
-            Request::Unpack {
-                path,
-                target,
-                keep_owner,
-            } => {
-                if !self.has_root() {
-                    return self.refuse(NO_ROOT.to_owned());
-                }
-                return match self.may_start().map(drop) {
-                    Ok(()) => copy::unpack(&path, target, keep_owner, reader, self.writer),
-                    Err(error) => self.refuse(error.to_string()),
-                };
-            }
-            Request::Exec(request) => return self.exec(&request),
+            request @ (Request::Upload(_)
+            | Request::Pack { .. }
+            | Request::Unpack { .. }
+            | Request::Fs { .. }
+            | Request::Connect { .. }) => return self.carry(request, reader),
+            Request::Exec(request) => return self.exec(request),
+            Request::Attach { command, output } => return self.attach(&command, output),
+            Request::ListKept => return self.list_kept(),
             Request::Settle => self.part().and_then(|part| part.settle()),
             Request::Freeze => self.part().and_then(|part| part.freeze()),
             Request::SetClock(clock_ns) => self.part().and_then(|part| part.set_clock(clock_ns)),
@@ -429,6 +364,7 @@ impl<'scope, 'env, S: Duplex> Connection<'scope, 'env, S> {
                 };
             }
             Request::Pci(request) => pci::answer(&request).map(Reply::Pci),
+            Request::Environment(environment) => envs::tell(&environment.0).map(|()| Reply::Done),
             Request::SignalMain { number } => self.signal_main(number).map(|()| Reply::Done),
             Request::Shutdown(shutdown) => match &self.server.0.config.power {
                 Some(power) => {
@@ -439,6 +375,7 @@ impl<'scope, 'env, S: Duplex> Connection<'scope, 'env, S> {
             },
             // The rest was handled before.
             Request::Ping
+            | Request::Detach
             | Request::Resize(_)
             | Request::Signal { .. }
             | Request::CloseStdin
@@ -466,62 +403,8 @@ impl<'scope, 'env, S: Duplex> Connection<'scope, 'env, S> {
         Ok(())
     }
 
-    fn exec(&mut self, request: &ExecRequest) -> Result<(), Error> {
-        let inner: &'env Inner = &self.server.0;
-        if !self.has_root() {
-            return self.refuse(NO_ROOT.to_owned());
-        }
-        // Until the command is in its cgroup.
-        let may_start = match self.may_start() {
-            Ok(may_start) => may_start,
-            Err(error) => return self.refuse(error.to_string()),
-        };
-        let log = match self.take_main(request) {
-            Ok(log) => log,
-            Err(message) => return self.refuse(message),
-        };
-        if request.detached {
-            let reply = match self.server.start_detached(request.clone(), log) {
-                Ok(pid) => Reply::Started {
-                    pid: u32::try_from(pid).unwrap_or(0),
-                },
-                Err(failure) => Reply::Failed(failure),
-            };
-            return self.reply(&reply);
-        }
-        let (session, ends) = match session::start(request, &inner.reaper, inner.config.cgroups.as_ref()) {
-            Ok((session, ends)) => (Arc::new(session), ends),
-            Err(failure) => return self.reply(&Reply::Failed(failure)),
-        };
-        drop(may_start);
-        if request.main {
-            *inner.main.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&session));
-            self.has_main.store(true, Ordering::SeqCst);
-        }
-        // Before the thread that sends output: Started comes first.
-        let announced = self.reply(&Reply::Started {
-            pid: u32::try_from(session.pid).unwrap_or(0),
-        });
-        let streamer = Streamer::new(ends, Some(self.writer), log);
-        let work = move || {
-            if let Err(error) = streamer.run() {
-                say(format_args!("a command was killed: {error}"));
-            }
-        };
-        let thread = thread::Builder::new()
-            .name("command".to_owned())
-            .stack_size(STACK_SIZE)
-            .spawn_scoped(self.scope, work)
-            .map_err(|error| {
-                session.signal(libc::SIGKILL);
-                Error::system("starting a thread for a command")(error)
-            })?;
-        self.running = Some((session, thread));
-        announced
-    }
-
     /// Leave to start or to store something; always there where nothing can stand still.
-    fn may_start(&self) -> Result<Option<MayStart<'env>>, Error> {
+    pub(crate) fn may_start(&self) -> Result<Option<MayStart<'env>>, Error> {
         let cgroups = self.server.0.config.cgroups.as_ref();
         cgroups.map(|cgroups| cgroups.freezer().may_start()).transpose()
     }
@@ -545,55 +428,16 @@ impl<'scope, 'env, S: Duplex> Connection<'scope, 'env, S> {
     }
 
     /// There is a root for commands and files.
-    fn has_root(&self) -> bool {
+    pub(crate) fn has_root(&self) -> bool {
         let inner = &self.server.0;
         matches!(inner.config.root, RootMode::AsIs) || *inner.prepared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether `request` may be the sandbox's own command, and the log for it.
-    fn take_main(&self, request: &ExecRequest) -> Result<Option<Log>, String> {
-        let inner = &self.server.0;
-        if !request.main {
-            return Ok(None);
-        }
-        let Some(open) = &inner.log else {
-            return Err("this agent has no sandbox whose command this could be".to_owned());
-        };
-        if inner.main.lock().unwrap_or_else(PoisonError::into_inner).is_some() {
-            return Err("the sandbox has its command already".to_owned());
-        }
-        match Log::new(Arc::clone(open)) {
-            Ok(log) => Ok(Some(log)),
-            Err(error) => {
-                // A host that keeps no log does not answer there.
-                say(format_args!("the command's output is not logged: {error}"));
-                Ok(None)
-            }
-        }
-    }
-
-    fn signal_main(&self, number: i32) -> Result<(), Error> {
-        let main = self.server.0.main.lock().unwrap_or_else(PoisonError::into_inner);
-        match main.as_ref() {
-            Some(session) => {
-                session.signal(number);
-                Ok(())
-            }
-            None => Err(Error::Refused("the sandbox's command has not been started".to_owned())),
-        }
-    }
-
-    fn reply(&self, reply: &Reply) -> Result<(), Error> {
+    pub(crate) fn reply(&self, reply: &Reply) -> Result<(), Error> {
         send_reply(self.writer, reply)
     }
 
-    fn refuse(&self, message: String) -> Result<(), Error> {
+    pub(crate) fn refuse(&self, message: String) -> Result<(), Error> {
         self.reply(&Reply::Refused { message })
-    }
-}
-
-fn join(thread: ScopedJoinHandle<'_, ()>) {
-    if thread.join().is_err() {
-        say(format_args!("a command's thread has panicked"));
     }
 }

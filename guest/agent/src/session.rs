@@ -1,7 +1,6 @@
-//! One command of one connection: what is queued for it, and what has become of it. The connection's thread changes the
-//! state; the session's own thread (`stream.rs`) moves the bytes. Knows nothing of requests other than those of an exec.
+//! One command: what is queued for it, and what has become of it. Threads of connections change the state; the session's own
+//! thread (`stream.rs`) moves the bytes. Knows nothing of requests other than those of an exec.
 
-use std::collections::VecDeque;
 use std::ffi::{CString, OsStr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -12,6 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use agent_api::message::STDIN_WINDOW;
 use agent_api::{ExecFailure, ExecRequest, ExitStatus, FailureKind, OsText, OutputStream, Tty, WinSize};
 use base::EventFd;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, openpt, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
@@ -22,10 +23,11 @@ use crate::identity::{self, Identity};
 use crate::lookup::{self, DEFAULT_PATH};
 use crate::reaper::{Reaper, Target};
 use crate::spawn::{self, Plan, c_strings, other};
+use crate::stdin::{Offer, Queue, Source};
 
 /// A command that was started.
 pub(crate) struct Session {
-    pub(crate) pid: i32,
+    pid: i32,
     reaper: Reaper,
     shared: Arc<Shared>,
     /// For the size; `None` without a terminal.
@@ -43,11 +45,7 @@ pub(crate) struct Shared {
 /// See [`Shared`].
 #[derive(Default)]
 pub(crate) struct State {
-    pub(crate) stdin: VecDeque<u8>,
-    /// No more will be queued.
-    pub(crate) stdin_closed: bool,
-    /// Nobody reads it in the command; what comes is thrown away.
-    pub(crate) stdin_unread: bool,
+    pub(crate) stdin: Queue,
     /// The client does not want the stream any more.
     pub(crate) unwanted: Vec<OutputStream>,
     /// The client is gone.
@@ -63,6 +61,12 @@ impl Shared {
     fn change(&self, change: impl FnOnce(&mut State)) {
         change(&mut self.lock());
         self.wake.signal();
+    }
+
+    /// Nothing that comes from here on has an effect.
+    pub(crate) fn finish(&self) {
+        self.finished.store(true, Ordering::SeqCst);
+        self.lock().stdin.discard();
     }
 }
 
@@ -113,7 +117,7 @@ pub(crate) fn start<'a>(
     let terminal = terminal.map_err(|error| other("keeping the terminal", error))?;
     let wake = EventFd::new().map_err(|error| other("making an eventfd", error))?;
     let state = State {
-        stdin_closed: !request.stdin && request.tty.is_none(),
+        stdin: Queue::new(!request.stdin && request.tty.is_none()),
         ..State::default()
     };
     let shared = Arc::new(Shared {
@@ -267,10 +271,15 @@ fn environment(request: &ExecRequest, identity: &Identity) -> Vec<Vec<u8>> {
 
 /// What the connection's thread does with requests of a running command. After the end all of it is without effect.
 impl Session {
-    /// Queues standard input. More than the window is a broken client.
+    /// The process id.
+    pub(crate) fn pid(&self) -> u32 {
+        u32::try_from(self.pid).unwrap_or(0)
+    }
+
+    /// Queues standard input of the one client. More than the window is a broken client.
     pub(crate) fn push_stdin(&self, bytes: &[u8]) -> Result<(), Error> {
         let mut state = self.shared.lock();
-        if state.stdin_closed || state.stdin_unread || self.is_finished() {
+        if !state.stdin.is_wanted() {
             return Ok(());
         }
         let got = state.stdin.len() + bytes.len();
@@ -280,14 +289,37 @@ impl Session {
                 window: STDIN_WINDOW,
             });
         }
-        state.stdin.extend(bytes);
+        state.stdin.push(Source::CLIENT, bytes);
         drop(state);
         self.shared.wake.signal();
         Ok(())
     }
 
+    /// Queues standard input of one of several clients. What does not fit waits for its turn, in pieces of a window, until nobody wants
+    /// it any more, or until the other side of `connection` has left.
+    pub(crate) fn queue_stdin(&self, source: Source, bytes: &[u8], connection: BorrowedFd<'_>) -> Result<(), Error> {
+        for piece in bytes.chunks(STDIN_WINDOW) {
+            let mut place = None;
+            let result = loop {
+                let offered = self.shared.lock().stdin.offer(source, piece, &mut place);
+                match offered {
+                    Ok(Offer::Settled) => break Ok(()),
+                    Ok(Offer::Wait(room)) => match wait_for_room(&room, connection) {
+                        Ok(()) => {}
+                        Err(error) => break Err(error),
+                    },
+                    Err(error) => break Err(Error::system("waiting to queue standard input")(error)),
+                }
+            };
+            self.shared.lock().stdin.leave(&mut place);
+            self.shared.wake.signal();
+            result?;
+        }
+        Ok(())
+    }
+
     pub(crate) fn close_stdin(&self) {
-        self.shared.change(|state| state.stdin_closed = true);
+        self.shared.change(|state| state.stdin.close());
     }
 
     pub(crate) fn close_output(&self, stream: OutputStream) {
@@ -305,6 +337,10 @@ impl Session {
             libc::SIGHUP | libc::SIGINT | libc::SIGQUIT | libc::SIGKILL => Target::Group,
             _ => Target::Process,
         };
+        // Its number may be another's by now.
+        if self.shared.lock().exit.is_some() {
+            return;
+        }
         // False only for a command that has just ended or a number that is none: nothing to do in either case.
         self.reaper.signal(self.pid, target, number);
     }
@@ -322,7 +358,36 @@ impl Session {
         self.shared.change(|state| state.lost = true);
     }
 
+    /// Nobody moves its bytes any more.
+    pub(crate) fn finish(&self) {
+        self.shared.finish();
+    }
+
     pub(crate) fn is_finished(&self) -> bool {
         self.shared.finished.load(Ordering::SeqCst)
+    }
+}
+
+/// Waits until `room` is signalled; an error if the other side of `connection` leaves before that.
+fn wait_for_room(room: &EventFd, connection: BorrowedFd<'_>) -> Result<(), Error> {
+    loop {
+        let mut fds = [
+            PollFd::new(room, PollFlags::IN),
+            PollFd::from_borrowed_fd(connection, PollFlags::RDHUP),
+        ];
+        match poll(&mut fds, None) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(Error::system("waiting to queue standard input")(errno)),
+        }
+        let [is_room, has_left] = fds.map(|fd| !fd.revents().is_empty());
+        if has_left {
+            // What it has sent after this would come without this.
+            let aborted = std::io::Error::from(std::io::ErrorKind::ConnectionAborted);
+            return Err(Error::Wire(wire::Error::Io(aborted)));
+        }
+        if is_room {
+            room.consume();
+            return Ok(());
+        }
     }
 }

@@ -7,20 +7,19 @@
 //! ```
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use agent_api::message::{Reply, kind};
-use agent_api::{Duplex, ExitStatus, OutputStream};
+use agent_api::{ExitStatus, OutputStream};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use wire::FrameWriter;
 
+use crate::Error;
 use crate::cgroup::Cgroup;
 use crate::journal::Log;
+use crate::outlet::{Lost, Outlet};
 use crate::reaper::Target;
 use crate::session::Ends;
-use crate::{Error, send_reply};
+use crate::stdin::Source;
 
 /// Time between `SIGHUP` and `SIGKILL` for a command whose client is gone.
 const GRACE: Duration = Duration::from_secs(1);
@@ -38,27 +37,29 @@ const DRAIN_LIMIT: usize = 1024 * 1024;
 const END_OF_TRANSMISSION: u8 = 4;
 
 /// Moves bytes until the command has ended.
-pub(crate) struct Streamer<'a, S: Duplex> {
+pub(crate) struct Streamer<'a> {
     ends: Ends<'a>,
-    /// `None`: nobody waits for the command.
-    client: Option<&'a FrameWriter<S>>,
+    outlet: Outlet<'a>,
     log: Option<Log>,
     buffer: Vec<u8>,
     /// When `SIGKILL` is due, once the client is gone.
     kill_at: Option<Instant>,
     lost: bool,
+    /// That input was closed is known to all.
+    end_told: bool,
     eof_sent: bool,
 }
 
-impl<'a, S: Duplex> Streamer<'a, S> {
-    pub(crate) fn new(ends: Ends<'a>, client: Option<&'a FrameWriter<S>>, log: Option<Log>) -> Self {
+impl<'a> Streamer<'a> {
+    pub(crate) fn new(ends: Ends<'a>, outlet: Outlet<'a>, log: Option<Log>) -> Self {
         Self {
             ends,
-            client,
+            outlet,
             log,
             buffer: vec![0; CHUNK],
             kill_at: None,
             lost: false,
+            end_told: false,
             eof_sent: false,
         }
     }
@@ -98,7 +99,7 @@ impl<'a, S: Duplex> Streamer<'a, S> {
                 cgroup.clear(CLEAR_LIMIT);
             }
             self.end_log(status);
-            self.ends.shared.finished.store(true, Ordering::SeqCst);
+            self.ends.shared.finish();
             return Ok(());
         }
         for stream in [OutputStream::Stdout, OutputStream::Stderr] {
@@ -110,8 +111,9 @@ impl<'a, S: Duplex> Streamer<'a, S> {
         self.end_log(status);
         // The cgroup goes first, so that a client that asks for the next command finds no trace of this one.
         self.ends.cgroup = None;
-        self.ends.shared.finished.store(true, Ordering::SeqCst);
-        self.tell(&Reply::Exited(status));
+        self.ends.shared.finish();
+        let told = self.outlet.exited(status);
+        self.check(told);
         Ok(())
     }
 
@@ -139,7 +141,8 @@ impl<'a, S: Duplex> Streamer<'a, S> {
         let mut state = self.ends.shared.lock();
         let unwanted = std::mem::take(&mut state.unwanted);
         let newly_lost = state.lost && !self.lost;
-        let at_end = state.stdin_closed && state.stdin.is_empty();
+        let at_end = state.stdin.is_at_end();
+        let newly_closed = state.stdin.is_closed() && !self.end_told;
         let exit = state.exit;
         drop(state);
         for stream in unwanted {
@@ -147,6 +150,10 @@ impl<'a, S: Duplex> Streamer<'a, S> {
         }
         if newly_lost {
             self.lose();
+        }
+        if newly_closed {
+            self.end_told = true;
+            self.outlet.input_closed();
         }
         if at_end && exit.is_none() && self.ends.streams.stdin.is_some() {
             self.end_stdin()?;
@@ -157,7 +164,7 @@ impl<'a, S: Duplex> Streamer<'a, S> {
     /// The client is gone. Where a restore has taken it the command goes on, and nobody waits for it any more.
     fn lose(&mut self) {
         if self.ends.cgroup.as_ref().is_some_and(Cgroup::spares) {
-            self.client = None;
+            self.outlet = Outlet::Nobody;
             self.ends.shared.lock().lost = false;
             if !self.ends.streams.tty {
                 self.ends.streams.stdin = None;
@@ -165,6 +172,7 @@ impl<'a, S: Duplex> Streamer<'a, S> {
             return;
         }
         self.lost = true;
+        self.outlet = Outlet::Nobody;
         self.ends.shared.lock().lost = true;
         self.kill_at = Some(Instant::now() + GRACE);
         if self.ends.reaper.condemn(self.ends.pid) {
@@ -197,7 +205,11 @@ impl<'a, S: Duplex> Streamer<'a, S> {
         }
         if !self.eof_sent {
             self.eof_sent = true;
-            self.ends.shared.lock().stdin.push_back(END_OF_TRANSMISSION);
+            self.ends
+                .shared
+                .lock()
+                .stdin
+                .push(Source::AGENT, &[END_OF_TRANSMISSION]);
             self.feed()?;
         }
         Ok(())
@@ -257,7 +269,7 @@ impl<'a, S: Duplex> Streamer<'a, S> {
             return Ok(());
         };
         let mut state = self.ends.shared.lock();
-        let chunk = state.stdin.as_slices().0;
+        let chunk = state.stdin.front();
         // A pipe that is ready although nothing is queued has lost its readers.
         if chunk.is_empty() && self.ends.streams.tty {
             return Ok(());
@@ -268,23 +280,20 @@ impl<'a, S: Duplex> Streamer<'a, S> {
             rustix::io::write(fd, chunk)
         };
         match result {
-            Ok(taken) => {
-                state.stdin.drain(..taken);
+            Ok(count) => {
+                let taken = state.stdin.took(count);
                 drop(state);
-                if !self.eof_sent {
-                    self.tell(&Reply::StdinTaken {
-                        bytes: u32::try_from(taken).unwrap_or(u32::MAX),
-                    });
-                }
+                let told = self.outlet.input_taken(&taken);
+                self.check(told);
                 Ok(())
             }
             Err(Errno::AGAIN | Errno::INTR) => Ok(()),
             Err(Errno::PIPE | Errno::IO) => {
-                state.stdin = std::collections::VecDeque::new();
-                state.stdin_unread = true;
+                state.stdin.discard();
                 drop(state);
                 self.ends.streams.stdin = None;
-                self.tell(&Reply::StdinClosed);
+                let told = self.outlet.input_unread();
+                self.check(told);
                 Ok(())
             }
             Err(errno) => Err(Error::system("writing a command's input")(errno)),
@@ -301,24 +310,19 @@ impl<'a, S: Duplex> Streamer<'a, S> {
         };
         let moved = match result {
             Ok(got) if got > 0 => {
-                let kind = match stream {
-                    OutputStream::Stdout => kind::STDOUT,
-                    OutputStream::Stderr => kind::STDERR,
-                };
                 let bytes = buffer.get(..got).unwrap_or_default();
                 if let Some(log) = &mut self.log {
                     log.output(stream, bytes);
                 }
-                let sent = self.client.map(|client| client.send(kind, 0, bytes));
-                if matches!(sent, Some(Err(_))) && !self.lost {
-                    self.lose();
-                }
+                let sent = self.outlet.output(stream, bytes);
+                self.check(sent);
                 Ok(got)
             }
             // EIO: all have closed the terminal.
             Ok(_) | Err(Errno::IO) => {
                 self.close(stream);
-                self.tell(&Reply::OutputClosed { stream });
+                let told = self.outlet.output_closed(stream);
+                self.check(told);
                 Ok(0)
             }
             Err(Errno::AGAIN) => Ok(0),
@@ -343,12 +347,9 @@ impl<'a, S: Duplex> Streamer<'a, S> {
         }
     }
 
-    /// Sends a notice; a connection that does not take it is lost.
-    fn tell(&mut self, reply: &Reply) {
-        let Some(client) = self.client.filter(|_| !self.lost) else {
-            return;
-        };
-        if send_reply(client, reply).is_err() {
+    /// A client that does not take something is gone.
+    fn check(&mut self, result: Result<(), Lost>) {
+        if result == Err(Lost) && !self.lost {
             self.lose();
         }
     }

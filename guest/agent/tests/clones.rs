@@ -14,7 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use agent::{Cgroups, Clones, Error as AgentError, Reidentified, RootMode, Server, ServerConfig};
-use agent_api::{Connection, Error, Event, Reidentify};
+use agent_api::{Connection, Error, Event, ExecRequest, Kept, Reidentify, Which};
 use common::{connect_to, gone, reaper, sh, text};
 
 const PATIENCE: Duration = Duration::from_secs(90);
@@ -282,6 +282,32 @@ fn commands_stand_still_until_the_reidentification() {
 }
 
 #[test]
+fn files_are_looked_at_and_not_changed_while_everything_stands_still() {
+    let machine = Machine::new("files");
+    let path = machine.file("file").to_str().unwrap().to_owned();
+    fs::write(&path, "text").unwrap();
+    let mut connection = machine.connect();
+    connection.freeze().unwrap();
+    assert_eq!(connection.fs_stat(None, path.as_str()).unwrap().size, 4);
+    connection
+        .fs_read(None, path.as_str(), 0, None)
+        .unwrap()
+        .finish()
+        .unwrap();
+    connection.fs_watch(None, "/", false).unwrap().end().unwrap();
+    let metadata = std::collections::BTreeMap::new();
+    for message in [
+        refusal(connection.fs_remove(None, path.as_str())),
+        refusal(connection.fs_rename(None, path.as_str(), "/tmp/x")),
+        refusal(connection.fs_write(None, path.as_str(), None, metadata, &mut &b"x"[..])),
+    ] {
+        assert!(message.contains("is frozen for a snapshot"), "{message}");
+    }
+    connection.reidentify(&reidentify(0)).unwrap();
+    connection.fs_remove(None, path.as_str()).unwrap();
+}
+
+#[test]
 fn a_freeze_that_fails_is_undone() {
     let machine = Machine::new("undone");
     let (_, counter) = machine.count("counter");
@@ -402,6 +428,44 @@ fn a_connection_that_the_restore_ends_leaves_its_command_alone() {
     // Past the second in which a command whose client is gone is killed.
     assert!(!gone(pid, Duration::from_millis(1500)), "it was killed");
     counter.goes_on();
+}
+
+/// Its input stays open, and who was attached before is none of its business.
+#[test]
+fn a_kept_command_is_found_after_a_restore() {
+    let machine = Machine::new("kept");
+    let request = ExecRequest {
+        stdin: true,
+        kept: Some(Kept {
+            tag: Some("kept".to_owned()),
+            note: "n".to_owned(),
+        }),
+        ..sh("echo up; cat")
+    };
+    let (mut starter, mut reader) = (machine.connect(), machine.connect());
+    let mut running = starter.exec(&request).unwrap();
+    assert_eq!(running.output.next().unwrap(), Event::Stdout(b"up\n"));
+    let tag = Which::Tag("kept".to_owned());
+    let attached = reader.attach(&tag, true).unwrap();
+    let pid = running.pid;
+    machine.connect().freeze().unwrap();
+    drop((running, attached));
+    drop((starter, reader));
+    let mut connection = machine.connect();
+    // While it stands still, too.
+    let listed = connection.list_kept().unwrap();
+    assert_eq!(listed.iter().map(|command| command.pid).collect::<Vec<_>>(), [pid]);
+    assert!(refusal(connection.exec(&request).map(drop)).contains("is frozen"));
+    let attached = connection.attach(&tag, true).unwrap();
+    attached.input.write(b"sent while frozen\n").unwrap();
+    attached.input.close().unwrap();
+    machine.connect().reidentify(&reidentify(0)).unwrap();
+    let result = attached.collect().unwrap();
+    assert_eq!(
+        (result.status.exit_code(), text(&result.stdout)),
+        (0, "sent while frozen\n")
+    );
+    assert!(connection.list_kept().unwrap().is_empty());
 }
 
 #[test]

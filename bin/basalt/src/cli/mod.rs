@@ -354,6 +354,10 @@ pub(crate) struct RunArgs {
     #[arg(short, long)]
     pub(crate) detach: bool,
 
+    /// Run no command, the image's neither: it is there for `basalt exec` until it is stopped. With --detach.
+    #[arg(long, requires = "detach", conflicts_with_all = ["entrypoint", "tty"])]
+    pub(crate) no_command: bool,
+
     /// How it reaches the world: `none` not at all, `node` by the node's network, `auto` so if the node has one.
     #[arg(long, value_name = "MODE", default_value = "auto")]
     pub(crate) network: Network,

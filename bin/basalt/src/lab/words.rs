@@ -56,6 +56,7 @@ pub(super) fn run(args: &RunArgs, image: Option<(&str, &str)>, log_level: LogLev
     argv.extend(args.rm.then(|| "--rm".to_owned()));
     argv.extend(args.trace.then(|| "--trace".to_owned()));
     argv.extend(args.detach.then(|| "--detach".to_owned()));
+    argv.extend(args.no_command.then(|| "--no-command".to_owned()));
     argv.extend(args.label.iter().map(|(key, value)| format!("--label={key}={value}")));
     argv.extend(args.process.words());
     let mut option = |name: &str, value: Option<&str>| argv.extend(value.map(|value| format!("--{name}={value}")));

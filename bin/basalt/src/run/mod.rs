@@ -116,6 +116,7 @@ pub(crate) fn configure(args: &RunArgs, set: &[String], resources: Resources) ->
             workdir: args.process.workdir.clone(),
             user: args.process.user.clone(),
             tty: args.tty,
+            idle: args.no_command,
         },
         resources: Resources {
             class: args.class,
@@ -144,6 +145,7 @@ pub(crate) fn configure(args: &RunArgs, set: &[String], resources: Resources) ->
         remove: args.rm,
         detach: args.detach,
         labels,
+        owner: None,
     };
     args.hotplug.put_into(&mut config);
     config.name_accelerator()?;

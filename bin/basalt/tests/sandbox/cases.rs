@@ -8,7 +8,7 @@ use rustix::process::Signal;
 use crate::world::{World, is_alive, text, wait_for};
 use crate::{
     admission, builds, checksums, copies, corruption, daemons, devices, full, images, limited, observed, outdated,
-    power, private, snapshots, templates, transfer, transfer_registry, transfer_templates,
+    power, private, snapshots, templates, tenants, transfer, transfer_registry, transfer_templates,
 };
 
 /// Each case with its name; some modules have lists of their own.
@@ -26,6 +26,7 @@ pub(crate) fn all() -> Vec<(&'static str, fn())> {
         private::CASES,
         corruption::CASES,
         power::CASES,
+        tenants::CASES,
     ]
     .concat()
 }

@@ -44,7 +44,10 @@ pub(crate) fn serve(arguments: &[String]) -> ExitCode {
         users: None,
         log_level: log::LevelFilter::Warn,
         // Its own, which it may give files to whoever it is.
-        group: std::env::var_os(GROUP).map(|_| rustix::process::getegid().as_raw()),
+        sockets: node::Sockets {
+            group: std::env::var_os(GROUP).map(|_| rustix::process::getegid().as_raw()),
+            ..node::Sockets::default()
+        },
         managed: false,
         cgroup: None,
         limits: TimeLimits::REAL,

@@ -30,6 +30,7 @@ mod private;
 mod snapshots;
 mod stand_in;
 mod templates;
+mod tenants;
 mod transfer;
 mod transfer_registry;
 mod transfer_templates;

@@ -11,6 +11,7 @@ use crate::Error;
 use crate::node::Node;
 use crate::operations::detach_for::OnDevices;
 use crate::operations::stages::Started;
+use crate::sandbox::entry::Entry;
 
 /// It is done, or was refused.
 pub(super) fn done(result: Result<(), Error>) -> Result<Reply, Error> {
@@ -18,28 +19,28 @@ pub(super) fn done(result: Result<(), Error>) -> Result<Reply, Error> {
 }
 
 /// A sandbox whose memory is to be of another size, as it is after a moment.
-pub(super) fn resized(node: &Arc<Node>, sandbox: &str, memory: ByteSize) -> Result<Reply, Error> {
-    let sandbox = node.update_memory(&node.find(sandbox)?, memory)?;
+pub(super) fn resized(node: &Arc<Node>, sandbox: &Arc<Entry>, memory: ByteSize) -> Result<Reply, Error> {
+    let sandbox = node.update_memory(sandbox, memory)?;
     Ok(Reply::Sandbox(Box::new(sandbox)))
 }
 
 /// A snapshot that was taken.
-pub(super) fn snapshot(node: &Arc<Node>, asked: &SnapshotConfig) -> Result<Reply, Error> {
+pub(super) fn snapshot(node: &Arc<Node>, sandbox: &Arc<Entry>, asked: &SnapshotConfig) -> Result<Reply, Error> {
     let on = OnDevices::asked(asked.detach_devices);
-    let made = node.make_snapshot(&node.find(&asked.sandbox)?, asked.name.as_deref(), on)?;
+    let made = node.make_snapshot(sandbox, asked.name.as_deref(), on)?;
     Ok(Reply::Snapshot(Box::new(made)))
 }
 
 /// A sandbox that went on from a snapshot.
-pub(super) fn rolled_back(node: &Arc<Node>, asked: &RollbackConfig) -> Result<Started, Error> {
+pub(super) fn rolled_back(node: &Arc<Node>, sandbox: &Arc<Entry>, asked: &RollbackConfig) -> Result<Started, Error> {
     let on = OnDevices::asked(asked.detach_devices);
-    node.rollback(&node.find(&asked.sandbox)?, &asked.snapshot, on)
+    node.rollback(sandbox, &asked.snapshot, on)
 }
 
 /// A sandbox that went on as another class.
-pub(super) fn moved(node: &Arc<Node>, asked: &MoveConfig) -> Result<Started, Error> {
+pub(super) fn moved(node: &Arc<Node>, sandbox: &Arc<Entry>, asked: &MoveConfig) -> Result<Started, Error> {
     let on = OnDevices::asked(asked.detach_devices);
-    node.move_to(&node.find(&asked.sandbox)?, asked.class, on)
+    node.move_to(sandbox, asked.class, on)
 }
 
 /// What was set aside; deleted, if `delete`.
@@ -112,10 +113,22 @@ pub(super) fn started(started: Started) -> (Reply, Vec<OwnedFd>) {
     (Reply::Started { sandbox, command }, fds)
 }
 
+/// A connection to a sandbox's agent.
+pub(super) fn exec(node: &Node, entry: &Entry) -> Result<(Reply, Vec<OwnedFd>), Error> {
+    // Before the connection: what is newer than that is another machine.
+    let restarts = Some(node.inspect(entry).restarts);
+    let (stream, version, command) = node.exec(entry)?;
+    let agent = Reply::Agent {
+        command: Box::new(command),
+        restarts,
+        version: Some(version),
+    };
+    Ok((agent, vec![stream]))
+}
+
 /// A sandbox with the files of its log and its console.
-pub(super) fn logs(node: &Node, sandbox: &str) -> Result<(Reply, Vec<OwnedFd>), Error> {
-    let entry = node.find(sandbox)?;
-    let paths = node.sandbox_paths(&entry);
+pub(super) fn logs(node: &Node, entry: &Entry) -> Result<(Reply, Vec<OwnedFd>), Error> {
+    let paths = node.sandbox_paths(entry);
     let open = |path: &std::path::Path| File::open(path).map(OwnedFd::from).map_err(Error::file("open", path));
     let files = vec![open(&paths.log())?, open(&paths.console())?];
     Ok((Reply::Sandbox(Box::new(entry.stored().sandbox)), files))

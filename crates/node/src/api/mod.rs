@@ -2,4 +2,6 @@
 
 mod answers;
 mod bounds;
+mod listeners;
+mod scope;
 pub(crate) mod server;

@@ -2,7 +2,6 @@
 //! nothing itself but what belongs to a connection: a sandbox that is not detached ends with it.
 
 use std::fs;
-use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,12 +13,13 @@ use node_api::message::Item;
 use node_api::{ApiError, BuildConfig, ErrorKind, ListConfig, NodeInfo, Packet, Reply, Request, Tracing, VERSION};
 use observe::Repeated;
 use observe::span::{self, Operation};
-use rustix::net::{SocketFlags, SocketType};
 use wire::packet::{PacketError, PacketSocket};
 
 use crate::Error;
-use crate::api::answers::{devices, done, logs, moved, quarantine, resized, rolled_back, snapshot, started};
+use crate::api::answers::{devices, done, exec, logs, moved, quarantine, resized, rolled_back, snapshot, started};
 use crate::api::bounds::{self, Seat, Seats};
+use crate::api::listeners::Listener;
+use crate::api::scope::{Caller, Scope};
 use crate::node::Node;
 use crate::operations::build_template::{Build, Wanted};
 use crate::operations::stages::Started;
@@ -29,8 +29,9 @@ use crate::socket_file;
 use crate::telemetry::trace;
 use crate::transfer::Loading;
 
-const LISTENER: u64 = 0;
-const STOP: u64 = 1;
+const STOP: u64 = 0;
+/// Of the first listener; the others' follow.
+const LISTENER: u64 = 1;
 
 /// How long an asker may take none of an answer.
 const SEND_PATIENCE: Duration = Duration::from_secs(30);
@@ -44,22 +45,17 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Said as long as nobody can be let in.
 static NOT_LET_IN: Repeated = Repeated::new(Duration::from_secs(10));
 
-/// Said as long as somebody deletes its socket.
-static DELETED: socket_file::Report = socket_file::Report::new();
-
 /// The daemon.
 #[derive(Debug)]
 pub struct Server {
     node: Arc<Node>,
-    listener: OwnedFd,
-    path: PathBuf,
+    /// Until it serves.
+    listeners: Vec<Listener>,
     stop: Arc<EventFd>,
     quitting: Arc<AtomicBool>,
     seats: Seats,
     /// What this program's file was when it started.
     program: Option<(PathBuf, FileId)>,
-    /// The socket's name belongs to a service manager, which listens on when this daemon has ended.
-    inherited: bool,
 }
 
 type FileId = (u64, u64);
@@ -71,10 +67,8 @@ impl Server {
     /// The socket cannot be made.
     pub fn bind(node: Arc<Node>) -> Result<Self, Error> {
         node.leave_cgroup();
-        let path = node.paths.socket();
-        let group = node.config.group;
-        let listener = socket_file::listen(&path, group).map_err(Error::file("make a socket at", &path))?;
-        Self::new(node, listener, path, false)
+        let admin = Listener::bind(node.paths.socket(), node.config.sockets.group, Scope::Admin)?;
+        Self::new(node, admin)
     }
 
     /// The same on a socket that a service manager listens on.
@@ -82,28 +76,22 @@ impl Server {
     /// # Errors
     /// It is no socket of the right kind.
     pub fn inherit(node: Arc<Node>, listener: OwnedFd) -> Result<Self, Error> {
-        let path = node.paths.socket();
-        let checked = || -> io::Result<()> {
-            if rustix::net::sockopt::socket_type(&listener)? != SocketType::SEQPACKET {
-                return Err(io::Error::other("it is not a SEQPACKET socket"));
-            }
-            Ok(rustix::io::ioctl_fionbio(&listener, true)?)
-        };
-        checked().map_err(Error::file("listen on the service manager's socket for", &path))?;
-        Self::new(node, listener, path, true)
+        let admin = Listener::inherit(listener, node.paths.socket(), node.config.sockets.group)?;
+        Self::new(node, admin)
     }
 
-    fn new(node: Arc<Node>, listener: OwnedFd, path: PathBuf, inherited: bool) -> Result<Self, Error> {
+    fn new(node: Arc<Node>, admin: Listener) -> Result<Self, Error> {
+        let sockets = &node.config.sockets;
+        let path = sockets.gateway.clone().unwrap_or_else(|| node.paths.gateway_socket());
+        let gateway = Listener::bind(path, sockets.gateway_group, Scope::Gateway)?;
         Ok(Self {
-            listener,
+            listeners: vec![admin, gateway],
             stop: Arc::new(EventFd::new().map_err(Error::host("making an eventfd"))?),
             quitting: Arc::default(),
             seats: Seats::default(),
             program: std::env::current_exe()
                 .ok()
                 .and_then(|path| Some((path.clone(), file_id(&path)?))),
-            inherited,
-            path,
             node,
         })
     }
@@ -117,16 +105,18 @@ impl Server {
     ///
     /// # Errors
     /// Nobody can be waited for.
-    pub fn serve(self) -> Result<(), Error> {
+    pub fn serve(mut self) -> Result<(), Error> {
+        let mut listeners = std::mem::take(&mut self.listeners);
+        let tokens = LISTENER..;
         let epoll = Epoll::new().map_err(Error::host("waiting for clients"))?;
         epoll
-            .add(&self.listener, LISTENER, Interest::READ)
-            .and_then(|()| epoll.add(self.stop.as_ref(), STOP, Interest::READ))
+            .add(self.stop.as_ref(), STOP, Interest::READ)
+            .and_then(|()| {
+                (listeners.iter().zip(tokens.clone())).try_for_each(|(one, token)| one.register(&epoll, token))
+            })
             .map_err(Error::host("waiting for clients"))?;
         let server = Arc::new(self);
         let mut ready = Vec::new();
-        // Of a socket that was deleted.
-        let mut made: Option<OwnedFd> = None;
         loop {
             epoll
                 .wait(&mut ready, Some(socket_file::LOOK))
@@ -134,41 +124,28 @@ impl Server {
             if ready.iter().any(|event| event.token == STOP) {
                 break;
             }
-            if socket_file::is_missing(&server.path) {
-                let old = made.as_ref().unwrap_or(&server.listener);
-                let again = socket_file::listen_again(
-                    &server.path,
-                    server.node.config.group,
-                    (&epoll, LISTENER),
-                    old,
-                    &DELETED,
-                );
-                made = again.or(made);
-            }
-            let listener = made.as_ref().unwrap_or(&server.listener);
-            match rustix::net::accept_with(listener, SocketFlags::CLOEXEC) {
-                Ok(socket) => server.let_in(socket),
-                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => (),
-                Err(error) => {
-                    not_let_in(&error);
-                    std::thread::sleep(ACCEPT_PAUSE);
+            for (listener, token) in listeners.iter_mut().zip(tokens.clone()) {
+                listener.look_after(&epoll, token);
+                match listener.accept() {
+                    Ok(Some(socket)) => server.let_in(socket, listener.scope),
+                    Ok(None) => (),
+                    Err(error) => {
+                        not_let_in(&error);
+                        std::thread::sleep(ACCEPT_PAUSE);
+                    }
                 }
             }
         }
         server.quitting.store(true, Ordering::SeqCst);
         server.node.end_builds();
-        if server.inherited && made.is_none() {
-            return Ok(());
-        }
-        // A new daemon makes its own; until then askers hear at once that there is none.
-        socket_file::remove(&server.path).map_err(Error::file("remove", &server.path))
+        listeners.into_iter().try_for_each(Listener::close)
     }
 
     /// Serves somebody, if there is room.
-    fn let_in(self: &Arc<Self>, socket: OwnedFd) {
+    fn let_in(self: &Arc<Self>, socket: OwnedFd, scope: Scope) {
         let most = self.node.budget.connections();
         match self.seats.take(most) {
-            Some(seat) => self.serve_in_thread(socket, seat),
+            Some(seat) => self.serve_in_thread(socket, scope, seat),
             None => {
                 not_let_in(&format!("{most} are connected"));
                 if let Err(error) = bounds::turn_away(socket, most) {
@@ -178,7 +155,7 @@ impl Server {
         }
     }
 
-    fn serve_in_thread(self: &Arc<Self>, socket: OwnedFd, seat: Seat) {
+    fn serve_in_thread(self: &Arc<Self>, socket: OwnedFd, scope: Scope, seat: Seat) {
         let server = Arc::clone(self);
         let work = move || {
             let _seat = seat;
@@ -191,6 +168,7 @@ impl Server {
             Connection {
                 server: &server,
                 socket: PacketSocket::from_fd(socket),
+                scope,
                 tied: None,
                 loading: None,
                 build: None,
@@ -232,6 +210,7 @@ fn file_id(path: &std::path::Path) -> Option<FileId> {
 struct Connection<'s> {
     server: &'s Arc<Server>,
     socket: PacketSocket,
+    scope: Scope,
     /// The sandbox that ends with this connection.
     tied: Option<Arc<Entry>>,
     /// The snapshot or template that this connection brings; it goes with it.
@@ -242,14 +221,25 @@ struct Connection<'s> {
     quits: bool,
 }
 
+/// What is asked, and by whom.
+struct Asked {
+    request: Request,
+    tracing: Option<Tracing>,
+    caller: Caller,
+}
+
 /// A reply and what travels with it.
 type Answer = Result<(Reply, Vec<OwnedFd>), ApiError>;
 
 impl Connection<'_> {
     fn serve(mut self) {
         loop {
-            let (request, tracing) = match self.receive() {
-                Ok(Some(request)) => request,
+            let Asked {
+                mut request,
+                tracing,
+                caller,
+            } = match self.receive() {
+                Ok(Some(asked)) => asked,
                 Ok(None) => break,
                 Err(refusal) => {
                     drop(self.send(&Packet::Reply(Err(refusal)), &[]));
@@ -259,8 +249,9 @@ impl Connection<'_> {
             let listens = matches!(request, Request::Events);
             let takes_slot = matches!(request, Request::Run(_) | Request::Clone(_));
             let lease = bounds::lease(&self.server.node, &request);
+            let lease = caller.admit(&mut request).and(lease);
             let answer = match &lease {
-                Ok(_) => self.traced(request, tracing),
+                Ok(_) => self.traced(&caller, request, tracing),
                 Err(refused) => Err(refused.for_api()),
             };
             let (reply, fds) = match answer {
@@ -294,9 +285,9 @@ impl Connection<'_> {
     }
 
     /// Answers, and tells its asker and whoever collects spans what that was made of.
-    fn traced(&mut self, request: Request, tracing: Option<Tracing>) -> Answer {
+    fn traced(&mut self, caller: &Caller, request: Request, tracing: Option<Tracing>) -> Answer {
         let Some(name) = trace::name(&request) else {
-            return self.answer(request);
+            return self.answer(caller, request);
         };
         let node = Arc::clone(&self.server.node);
         let exporter = node.config.spans.as_ref();
@@ -308,7 +299,7 @@ impl Connection<'_> {
             began_ns: None,
         };
         let (answer, spans) = span::record(operation, || {
-            let answer = self.answer(request);
+            let answer = self.answer(caller, request);
             if let Err(refusal) = &answer {
                 span::failed(refusal);
             }
@@ -322,7 +313,7 @@ impl Connection<'_> {
         answer
     }
 
-    fn receive(&self) -> Result<Option<(Request, Option<Tracing>)>, ApiError> {
+    fn receive(&self) -> Result<Option<Asked>, ApiError> {
         let refuse = |message: String| ApiError {
             kind: ErrorKind::Invalid,
             message,
@@ -338,7 +329,12 @@ impl Connection<'_> {
                 version: VERSION,
                 request,
                 trace,
-            }) => Ok(Some((request, trace))),
+                tenant,
+            }) => Ok(Some(Asked {
+                request,
+                tracing: trace,
+                caller: Caller::new(self.scope, tenant).map_err(|error| error.for_api())?,
+            })),
             Ok(Packet::Request { version, .. }) => Err(refuse(format!(
                 "the client speaks version {version} of the daemon's API, this daemon version {VERSION}: use basalt and \
                  basaltd of one build"
@@ -386,41 +382,35 @@ impl Connection<'_> {
         }
     }
 
-    fn answer(&mut self, request: Request) -> Answer {
-        self.carry_out(request).map_err(|error| error.for_api())
+    fn answer(&mut self, caller: &Caller, request: Request) -> Answer {
+        self.carry_out(caller, request).map_err(|error| error.for_api())
     }
 
-    fn carry_out(&mut self, request: Request) -> Result<(Reply, Vec<OwnedFd>), Error> {
+    fn carry_out(&mut self, caller: &Caller, request: Request) -> Result<(Reply, Vec<OwnedFd>), Error> {
         let node = Arc::clone(&self.server.node);
+        let find = |sandbox: &str| caller.find(&node, sandbox);
         let reply = match request {
             Request::Info => Reply::Info(self.server.info()),
             Request::Run(config) => return self.run(&node, *config),
-            Request::Start { sandbox } => self.goes_on(node.start(&node.find(&sandbox)?))?,
-            Request::Exec { sandbox } => {
-                let entry = node.find(&sandbox)?;
-                // Before the connection: what is newer than that is another machine.
-                let restarts = Some(node.inspect(&entry).restarts);
-                let (stream, command) = node.exec(&entry)?;
-                let command = Box::new(command);
-                return Ok((Reply::Agent { command, restarts }, vec![stream]));
-            }
-            Request::List(wanted) => self.list(&node, &wanted)?,
-            Request::Inspect { sandbox } => Reply::Sandbox(Box::new(node.inspect(&*node.find(&sandbox)?))),
-            Request::Logs { sandbox } => return logs(&node, &sandbox),
-            Request::Wait { sandbox } => self.wait(&*node.find(&sandbox)?)?,
+            Request::Start { sandbox } => self.goes_on(node.start(&find(&sandbox)?))?,
+            Request::Exec { sandbox } => return exec(&node, &*find(&sandbox)?),
+            Request::List(wanted) => self.list(&node, caller, &wanted)?,
+            Request::Inspect { sandbox } => Reply::Sandbox(Box::new(node.inspect(&*find(&sandbox)?))),
+            Request::Logs { sandbox } => return logs(&node, &*find(&sandbox)?),
+            Request::Wait { sandbox } => self.wait(&*find(&sandbox)?)?,
             Request::Stop { sandbox, grace_ms } => {
-                node.stop(&node.find(&sandbox)?, Duration::from_millis(grace_ms))?;
+                node.stop(&find(&sandbox)?, Duration::from_millis(grace_ms))?;
                 Reply::Done
             }
-            Request::Kill { sandbox, signal } => done(node.kill(&node.find(&sandbox)?, signal))?,
+            Request::Kill { sandbox, signal } => done(node.kill(&find(&sandbox)?, signal))?,
             Request::Restart { sandbox, grace_ms } => {
-                self.goes_on(node.restart(&node.find(&sandbox)?, Duration::from_millis(grace_ms)))?
+                self.goes_on(node.restart(&find(&sandbox)?, Duration::from_millis(grace_ms)))?
             }
-            Request::Remove { sandbox, force } => done(node.remove(&node.find(&sandbox)?, force))?,
-            Request::Pause { sandbox } => done(node.pause(&*node.find(&sandbox)?))?,
-            Request::Suspend { sandbox } => done(node.suspend(&node.find(&sandbox)?))?,
-            Request::Resume { sandbox } => done(node.resume(&node.find(&sandbox)?))?,
-            Request::Stats { sandbox } => self.stats(&node, sandbox.as_deref())?,
+            Request::Remove { sandbox, force } => done(node.remove(&find(&sandbox)?, force))?,
+            Request::Pause { sandbox } => done(node.pause(&*find(&sandbox)?))?,
+            Request::Suspend { sandbox } => done(node.suspend(&find(&sandbox)?))?,
+            Request::Resume { sandbox } => done(node.resume(&find(&sandbox)?))?,
+            Request::Stats { sandbox } => self.stats(&node, caller, sandbox.as_deref())?,
             Request::Events => Reply::Done,
             Request::Prune => Reply::Pruned(node.prune()?),
             Request::Quarantine { delete } => Reply::Pruned(quarantine(&node, delete)?),
@@ -432,15 +422,15 @@ impl Connection<'_> {
                 Reply::Done
             }
             Request::PruneVolumes => Reply::Pruned(node.volumes.prune(&node.sandboxes)?),
-            Request::MakeSnapshot(asked) => snapshot(&node, &asked)?,
-            Request::InspectSnapshot { name } => Reply::Snapshot(Box::new(node.inspect_snapshot(&name)?)),
+            Request::MakeSnapshot(asked) => snapshot(&node, &find(&asked.sandbox)?, &asked)?,
+            Request::InspectSnapshot { name } => Reply::Snapshot(Box::new(caller.find_snapshot(&node, &name)?)),
             Request::OpenFiles { kind, name } => {
                 let (names, files) = node.open_files(kind, &name)?;
                 return Ok((Reply::Files(names), files));
             }
             Request::Verify { kind, name } => self.verify(&node, kind, &name)?,
             Request::Load(step) => return node.load(&mut self.loading, step),
-            Request::ListSnapshots => self.items(node.list_snapshots()?, |one| Item::Snapshot(Box::new(one)))?,
+            Request::ListSnapshots => self.items(caller.snapshots(&node)?, |one| Item::Snapshot(Box::new(one)))?,
             Request::BuildTemplate(config) => return self.begin_build(&node, *config),
             Request::KeepTemplate => self.save_build(&node)?,
             Request::InspectTemplate { template } => Reply::Template(Box::new(node.find_template(&template)?)),
@@ -450,14 +440,21 @@ impl Connection<'_> {
                 Reply::Done
             }
             Request::PruneTemplates { all } => Reply::Pruned(node.templates.prune(all, node.template_context())?),
-            Request::Clone(config) => self.goes_on(node.clone_of(config))?,
-            Request::Rollback(asked) => self.goes_on(rolled_back(&node, &asked))?,
-            Request::Move(asked) => self.goes_on(moved(&node, &asked))?,
-            Request::SetTimeLimit { sandbox, ms, then } => {
-                Reply::Sandbox(Box::new(node.set_time_limit(&*node.find(&sandbox)?, ms, then)?))
+            Request::Clone(config) => {
+                caller.find_snapshot(&node, &config.snapshot)?;
+                self.goes_on(node.clone_of(config))?
             }
-            Request::UpdateMemory { sandbox, memory } => resized(&node, &sandbox, memory)?,
+            Request::Rollback(asked) => {
+                caller.find_snapshot(&node, &asked.snapshot)?;
+                self.goes_on(rolled_back(&node, &find(&asked.sandbox)?, &asked))?
+            }
+            Request::Move(asked) => self.goes_on(moved(&node, &find(&asked.sandbox)?, &asked))?,
+            Request::SetTimeLimit { sandbox, ms, then } => {
+                Reply::Sandbox(Box::new(node.set_time_limit(&*find(&sandbox)?, ms, then)?))
+            }
+            Request::UpdateMemory { sandbox, memory } => resized(&node, &find(&sandbox)?, memory)?,
             Request::RemoveSnapshot { name } => {
+                caller.find_snapshot(&node, &name)?;
                 node.remove_snapshot(&name)?;
                 Reply::Done
             }
@@ -547,8 +544,10 @@ impl Connection<'_> {
         }
     }
 
-    fn list(&self, node: &Node, wanted: &ListConfig) -> Result<Reply, Error> {
-        for mut sandbox in wanted.of(node.list()) {
+    fn list(&self, node: &Node, caller: &Caller, wanted: &ListConfig) -> Result<Reply, Error> {
+        let mut all = node.list();
+        all.retain(|sandbox| caller.owns(sandbox.config.owner.as_deref()));
+        for mut sandbox in wanted.of(all) {
             // One that ends just now has none.
             sandbox.memory_state = node.find(&sandbox.id).ok().and_then(|entry| node.memory_state(&entry));
             self.item(Item::Sandbox(Box::new(sandbox)))?;
@@ -556,12 +555,15 @@ impl Connection<'_> {
         Ok(Reply::Done)
     }
 
-    fn stats(&self, node: &Node, sandbox: Option<&str>) -> Result<Reply, Error> {
+    fn stats(&self, node: &Node, caller: &Caller, sandbox: Option<&str>) -> Result<Reply, Error> {
         let entries = match sandbox {
-            Some(sandbox) => vec![node.find(sandbox)?],
+            Some(sandbox) => vec![caller.find(node, sandbox)?],
             None => node.entries().values().cloned().collect(),
         };
         for entry in entries {
+            if !caller.owns(entry.lock().stored.sandbox.config.owner.as_deref()) {
+                continue;
+            }
             if sandbox.is_some() || entry.state().has_vm() {
                 self.item(Item::Sample(node.sample(&entry)?))?;
             }

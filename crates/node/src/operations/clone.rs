@@ -5,6 +5,7 @@
 //! ```
 //! What fails on the way takes a clone back (`undo`) as if it had never been asked for.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -35,6 +36,7 @@ impl Node {
         let (place, record) = self.snapshots.get(&asked.snapshot)?;
         self.refuse_damaged(&place, &record.snapshot)?;
         let name = asked.name.clone();
+        let sets_env = !asked.env.is_empty();
         let config = configured(&record, asked)?;
         limits::check(&config, self.cgroups.as_ref())?;
         launch::check_paging(config.paging)?;
@@ -53,7 +55,7 @@ impl Node {
             networked,
             share_slots,
         } = record;
-        if snapshot.config.process.device_env > 0 {
+        if snapshot.config.process.device_env > 0 || sets_env {
             command.env = command::command(&image.config, &config.process)?.env;
         }
         let mut stored = crate::operations::start::new_sandbox(config, snapshot.digest, command, networked)?;
@@ -92,13 +94,17 @@ pub(crate) fn another(identity: Option<Identity>) -> Reidentification {
 /// A clone's configuration: the snapshot's, but for what is its own outside.
 fn configured(record: &Record, asked: CloneConfig) -> Result<SandboxConfig, Error> {
     let of = record.snapshot.config.clone();
-    let mut labels = of.labels;
+    let mut labels = match asked.only_labels {
+        true => BTreeMap::new(),
+        false => of.labels,
+    };
     labels.extend(asked.labels);
     if !record.networked && !asked.ports.is_empty() {
         return Err(node_api::ConfigError::Ports.into());
     }
     let mut process = of.process;
     process.set_device_env(Vec::new());
+    process.env.extend(asked.env);
     let config = SandboxConfig {
         process,
         name: asked.name,
@@ -113,6 +119,7 @@ fn configured(record: &Record, asked: CloneConfig) -> Result<SandboxConfig, Erro
         remove: asked.remove,
         detach: true,
         labels,
+        time_limit: asked.time_limit.or(of.time_limit),
         ..of
     };
     config.validate()?;
@@ -121,8 +128,6 @@ fn configured(record: &Record, asked: CloneConfig) -> Result<SandboxConfig, Erro
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use node_api::{NetworkMode, Programs, Snapshot};
 
     use super::*;

@@ -22,8 +22,8 @@ use crate::vmm::accelerator_stats::PATIENCE;
 const REFUSED: &str = "engine_refused_total";
 
 impl Node {
-    /// A connection to the agent, and what is common to all commands of the sandbox.
-    pub(crate) fn exec(&self, entry: &Entry) -> Result<(OwnedFd, ExecRequest), Error> {
+    /// A connection to the agent with its version, and what is common to all commands of the sandbox.
+    pub(crate) fn exec(&self, entry: &Entry) -> Result<(OwnedFd, u16, ExecRequest), Error> {
         // While it is held for a snapshot its agent starts nothing; what a longer hold means is told by the agent.
         entry.wait(Some(self.config.limits.answer), |inner| !inner.stored.is_held());
         let agent = entry.vm_for(Verb::Exec)?.agent()?;
@@ -33,9 +33,10 @@ impl Node {
             main: false,
             ..entry.stored().command
         };
+        let version = agent.version();
         let stream = agent.into_stream().into_stream();
         let stream = stream.map_err(Error::host("handing the agent's connection over"))?;
-        Ok((stream.into(), command))
+        Ok((stream.into(), version, command))
     }
 
     /// Stops the vCPUs and devices.

@@ -310,16 +310,19 @@ impl Restored {
 }
 
 impl Machine {
-    /// Starts the sandbox's command, or hands the agent to whoever is to start it; from here on it runs.
+    /// Starts the sandbox's command if it has one, or hands the agent to whoever is to start it; from here on it runs.
     pub(crate) fn start_command(self, node: &Node, entry: &Entry) -> Result<Started, Error> {
         let Self { vm, mut agent } = self;
         let stored = entry.stored();
         let _span = span("command and record");
         let command = if stored.sandbox.config.detach {
-            let request = detached(&stored);
-            agent
-                .exec_detached(&request)
-                .map_err(|error| vm.diagnose("its command was started", error))?;
+            tell_environment(&stored, &vm, &mut agent)?;
+            if stored.has_command() {
+                let request = detached(&stored);
+                agent
+                    .exec_detached(&request)
+                    .map_err(|error| vm.diagnose("its command was started", error))?;
+            }
             None
         } else {
             let stream = agent.into_stream().into_stream();
@@ -332,7 +335,8 @@ impl Machine {
     }
 
     /// Its commands run already.
-    pub(crate) fn runs(self, node: &Node, entry: &Entry) -> Result<Started, Error> {
+    pub(crate) fn runs(mut self, node: &Node, entry: &Entry) -> Result<Started, Error> {
+        tell_environment(&entry.stored(), &self.vm, &mut self.agent)?;
         let sandbox = node.runs(entry, &self.vm)?;
         Ok(Started { sandbox, command: None })
     }
@@ -481,6 +485,15 @@ impl Node {
         self.events.tell(EventKind::Start, &sandbox);
         Ok(sandbox)
     }
+}
+
+/// Where there is no command of its own that would have it, programs are told the sandbox's environment that ask for it.
+fn tell_environment(stored: &Stored, vm: &Vm, agent: &mut Connection<Timed>) -> Result<(), Error> {
+    if stored.has_command() {
+        return Ok(());
+    }
+    let told = agent.tell_environment(&stored.command.env);
+    told.map_err(|error| vm.diagnose("its programs were told their environment", error))
 }
 
 /// What a detached sandbox runs.

@@ -92,16 +92,21 @@ impl Node {
     fn ask_to_end(&self, entry: &Entry, vm: &crate::vmm::vm::Vm, grace: Duration) -> Result<(), Error> {
         let failed = |error| vm.diagnose("it was stopped", error);
         let mut agent = vm.agent()?;
-        agent.signal_main(libc::SIGTERM).map_err(failed)?;
+        let has_command = entry.stored().has_command();
+        if has_command {
+            agent.signal_main(libc::SIGTERM).map_err(failed)?;
+        }
         self.points.at(points::STOP_SIGNALLED);
-        if entry.wait(Some(grace), Inner::has_ended) {
+        if has_command && entry.wait(Some(grace), Inner::has_ended) {
             return Ok(());
         }
+        // Where there is no command, all that was started in it is told.
+        let grace = if has_command { Duration::ZERO } else { grace };
         let shutdown = Shutdown {
             how: PowerAction::PowerOff,
-            grace_ms: 0,
+            grace_ms: u32::try_from(grace.as_millis()).unwrap_or(u32::MAX),
         };
-        let limit = Some(self.config.limits.answer);
+        let limit = Some(self.config.limits.answer + grace);
         let ordered = agent.set_read_timeout(limit).and_then(|()| agent.shutdown(shutdown));
         ordered.map_err(failed)?;
         entry.wait(Some(self.config.limits.power_off), Inner::has_ended);
@@ -187,6 +192,12 @@ impl Node {
             vm.kill()?;
             self.wait_for_end_without_turn(entry)?;
             return self.kill_suspended(entry);
+        }
+        if !entry.stored().has_command() {
+            return Err(Error::Invalid(format!(
+                "sandbox {} has no command that could be signalled: `basalt stop` ends it, `basalt exec` signals what runs in it",
+                entry.stored().sandbox.name
+            )));
         }
         let mut agent = vm.agent()?;
         agent

@@ -7,12 +7,15 @@ use node_api::ProcessConfig;
 
 use crate::Error;
 
-/// The sandbox's own command.
+/// The sandbox's own command; without a program where it has none, which is what commands in it begin with then.
 ///
 /// # Errors
 /// There is none, or it cannot be one.
 pub(crate) fn command(image: &ImageConfig, asked: &ProcessConfig) -> Result<ExecRequest, Error> {
-    let argv = arguments(image, asked)?;
+    let argv = match asked.idle {
+        true => Vec::new(),
+        false => arguments(image, asked)?,
+    };
     let texts = |words: &[String]| words.iter().map(|word| OsText::from(word.as_str())).collect();
     let given = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
     let workdir = asked.workdir.clone().or_else(|| given(&image.working_dir));
@@ -25,6 +28,7 @@ pub(crate) fn command(image: &ImageConfig, asked: &ProcessConfig) -> Result<Exec
         stdin: false,
         main: true,
         detached: false,
+        kept: None,
     })
 }
 

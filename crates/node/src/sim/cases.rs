@@ -156,7 +156,7 @@ fn build(world: &World) -> Result<(), Error> {
 
 /// Starts a command by the connection that is handed out.
 pub(super) fn exec(node: &Node, name: &str) -> Result<(), Error> {
-    let (stream, mut command) = node.exec(&*node.find(name)?)?;
+    let (stream, _, mut command) = node.exec(&*node.find(name)?)?;
     command.argv = vec!["true".to_owned().into()];
     let mut agent = Connection::resume(UnixStream::from(stream)).unwrap();
     let started = agent.exec_detached(&command);

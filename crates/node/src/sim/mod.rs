@@ -18,6 +18,7 @@ mod faults;
 mod guest;
 mod held_memory;
 mod host_cases;
+mod idle;
 mod interrupted;
 mod machine;
 mod memory_templates;

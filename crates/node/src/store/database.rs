@@ -110,6 +110,11 @@ impl Stored {
         self.operation.clone().or_else(told)
     }
 
+    /// It has a command of its own, with which it ends.
+    pub(crate) fn has_command(&self) -> bool {
+        !self.sandbox.config.process.idle
+    }
+
     /// Its machine stands still, and goes on.
     pub(crate) fn is_held(&self) -> bool {
         matches!(

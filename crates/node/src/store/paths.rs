@@ -44,6 +44,10 @@ impl Paths {
         self.0.join(node_api::SOCKET)
     }
 
+    pub(crate) fn gateway_socket(&self) -> PathBuf {
+        self.0.join(node_api::GATEWAY_SOCKET)
+    }
+
     pub(crate) fn database(&self) -> PathBuf {
         self.0.join("node.db")
     }

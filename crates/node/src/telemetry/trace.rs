@@ -223,7 +223,7 @@ mod tests {
     fn an_agent_that_is_late_is_asked_nothing_more() {
         let (near, mut far) = UnixStream::pair().unwrap();
         // Holds the connection, and says nothing after the greeting.
-        let silent = std::thread::spawn(move || wire::accept(&mut far, agent_api::PROTOCOL, None).map(|()| far));
+        let silent = std::thread::spawn(move || wire::accept(&mut far, agent_api::PROTOCOL, None).map(|_| far));
         let mut connection = Connection::new(Timed::new(near), None).unwrap();
         let _far = silent.join().unwrap().unwrap();
         let operation = Operation {

@@ -128,6 +128,7 @@ mod tests {
             total_kib: 128 << 10,
             free_kib,
             available_kib,
+            ..Memory::default()
         };
         let kept = 1024;
         let reserve = 2048 + 4096 + 2048;

@@ -1,6 +1,9 @@
 //! What the integration tests share: one server in the test's process, and connections to it.
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub(crate) mod files;
+pub(crate) mod kept;
+
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,0 +1,179 @@
+//! What a gateway asks on its socket: for tenants, of which each has its own sandboxes and snapshots, and for nothing that reaches the host.
+
+use std::os::unix::fs::PermissionsExt;
+
+use node_api::message::Item;
+use node_api::{
+    Client, CloneConfig, ErrorKind, ListConfig, ProcessConfig, Reply, Request, SandboxConfig, SnapshotConfig,
+};
+
+use crate::world::{World, done};
+
+pub(crate) const CASES: &[(&str, fn())] = &[(
+    "a_gateway_reaches_its_tenants_sandboxes_and_nothing_else",
+    tenants_are_apart,
+)];
+
+/// A gateway that asks for one tenant.
+struct Gateway(Client);
+
+impl Gateway {
+    fn new(world: &World, tenant: Option<&str>) -> Self {
+        let mut client = Client::connect(&world.path("state").join(node_api::GATEWAY_SOCKET)).unwrap();
+        tenant.into_iter().for_each(|tenant| client.for_tenant(tenant));
+        Self(client)
+    }
+
+    fn ask(&mut self, request: Request) -> Reply {
+        self.0.ask(request).unwrap().0
+    }
+
+    #[track_caller]
+    fn refused(&mut self, request: Request) -> (ErrorKind, String) {
+        match self.0.ask(request.clone()) {
+            Err(node_api::ClientError::Refused(why)) => (why.kind, why.message),
+            other => panic!("{request:?}: {other:?}"),
+        }
+    }
+
+    fn names(&mut self, request: Request) -> Vec<String> {
+        let mut names = Vec::new();
+        let mut each = |item| match item {
+            Item::Sandbox(sandbox) => names.push(sandbox.name),
+            Item::Snapshot(snapshot) => names.push(snapshot.name),
+            Item::Sample(sample) => names.push(sample.name),
+            other => panic!("{other:?}"),
+        };
+        self.0.ask_each(request, &mut each).unwrap();
+        names
+    }
+}
+
+/// As an administrator's that has no command, for a tenant.
+fn idle(of: &SandboxConfig, name: &str) -> Request {
+    Request::Run(Box::new(SandboxConfig {
+        name: Some(name.to_owned()),
+        process: ProcessConfig {
+            idle: true,
+            ..ProcessConfig::default()
+        },
+        boot: false,
+        detach: true,
+        ..of.clone()
+    }))
+}
+
+/// What can be asked about a sandbox.
+fn about(sandbox: &str, snapshot: &SnapshotConfig) -> [Request; 8] {
+    let sandbox = sandbox.to_owned();
+    [
+        Request::Inspect {
+            sandbox: sandbox.clone(),
+        },
+        Request::Exec {
+            sandbox: sandbox.clone(),
+        },
+        Request::Logs {
+            sandbox: sandbox.clone(),
+        },
+        Request::Stats {
+            sandbox: Some(sandbox.clone()),
+        },
+        Request::Suspend {
+            sandbox: sandbox.clone(),
+        },
+        Request::SetTimeLimit {
+            sandbox: sandbox.clone(),
+            ms: None,
+            then: None,
+        },
+        Request::MakeSnapshot(SnapshotConfig {
+            sandbox: sandbox.clone(),
+            ..snapshot.clone()
+        }),
+        Request::Remove {
+            sandbox: sandbox.clone(),
+            force: true,
+        },
+    ]
+}
+
+fn tenants_are_apart() {
+    let world = World::new("can be kept");
+    done(
+        &world,
+        &["run", "-d", "--disk", "0", "--name", "mine", "--no-command", "tiny"],
+    );
+    let mode = std::fs::metadata(world.path("state").join(node_api::GATEWAY_SOCKET))
+        .unwrap()
+        .permissions()
+        .mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let mut admin = Client::connect(&world.path("state").join(node_api::SOCKET)).unwrap();
+    let sandbox = "mine".to_owned();
+    let (Reply::Sandbox(mine), _) = admin.ask(Request::Inspect { sandbox }).unwrap() else {
+        panic!()
+    };
+    let (config, mine) = (mine.config, mine.id);
+    assert!(config.process.idle && config.owner.is_none());
+
+    let mut nobody = Gateway::new(&world, None);
+    let (kind, why) = nobody.refused(idle(&config, "x"));
+    assert!(kind == ErrorKind::Invalid && why.contains("tenant"), "{why}");
+    let (mut one, mut two) = (Gateway::new(&world, Some("one")), Gateway::new(&world, Some("two")));
+    for request in [Request::Prune, Request::Quit { clean: false }, Request::ListVolumes] {
+        let (_, why) = one.refused(request);
+        assert!(why.contains("basaltd.sock"), "{why}");
+    }
+    let Reply::Started { sandbox: a, .. } = one.ask(idle(&config, "a")) else {
+        panic!()
+    };
+    assert_eq!(a.config.owner.as_deref(), Some("one"));
+    two.ask(idle(&config, "b"));
+    let snapshot = SnapshotConfig {
+        sandbox: a.id.clone(),
+        name: Some("s".to_owned()),
+        detach_devices: false,
+    };
+    one.ask(Request::MakeSnapshot(snapshot.clone()));
+
+    assert_eq!(one.names(Request::List(ListConfig::all())), ["a"]);
+    assert_eq!(two.names(Request::List(ListConfig::all())), ["b"]);
+    assert_eq!(two.names(Request::Stats { sandbox: None }), ["b"]);
+    assert_eq!(nobody.names(Request::List(ListConfig::all())), ["a", "b"]);
+    assert_eq!(
+        (
+            one.names(Request::ListSnapshots).len(),
+            two.names(Request::ListSnapshots).len()
+        ),
+        (1, 0)
+    );
+    // What is another tenant's, or the administrator's, is as what is not there.
+    let sandbox = a.id.clone();
+    for sandbox in [sandbox, mine, "000000000000".to_owned()] {
+        for request in about(&sandbox, &snapshot) {
+            let (kind, why) = two.refused(request);
+            assert!(kind == ErrorKind::NotFound && why.contains(&sandbox), "{why}");
+        }
+    }
+    let cloned = CloneConfig {
+        snapshot: "s".to_owned(),
+        ..CloneConfig::default()
+    };
+    assert_eq!(two.refused(Request::Clone(cloned.clone())).0, ErrorKind::NotFound);
+    assert_eq!(
+        two.refused(Request::RemoveSnapshot { name: "s".to_owned() }).0,
+        ErrorKind::NotFound
+    );
+    let Reply::Started { sandbox: twin, .. } = one.ask(Request::Clone(cloned)) else {
+        panic!()
+    };
+    assert_eq!(twin.config.owner.as_deref(), Some("one"));
+    for sandbox in [a.id.clone(), twin.id] {
+        one.ask(Request::Remove { sandbox, force: true });
+    }
+    // An administrator has all of them.
+    assert_eq!(done(&world, &["ps", "--quiet"]).lines().count(), 2);
+    done(&world, &["rm", "--force", "mine", "b"]);
+    done(&world, &["snapshot", "rm", "s"]);
+}
