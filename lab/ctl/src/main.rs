@@ -14,6 +14,7 @@ mod standstill;
 mod state;
 mod sync;
 mod tsc;
+mod tunnel;
 mod up;
 
 use std::ffi::OsString;
@@ -118,6 +119,15 @@ enum Command {
         /// The directory
         #[arg(value_name = "DIR")]
         directory: PathBuf,
+    },
+    /// Lead a port of this machine to a port of the lab's loopback interface, until this command is ended
+    Tunnel {
+        /// A port of this machine, 0 for any, and one of the lab
+        #[arg(value_name = "PORT:PORT")]
+        ports: tunnel::Ports,
+        /// Machine-readable
+        #[arg(long)]
+        json: bool,
     },
     /// What `share` starts
     #[command(hide = true)]
@@ -322,6 +332,7 @@ fn run(command: Command) -> Result<u8> {
             })?;
             Ok(0)
         }
+        Command::Tunnel { ports, json } => tunnel(running(&state)?, ports, json),
         Command::ServeShare { read_only, directory } => {
             share::serve(&running(&state)?, &directory, read_only)?;
             Ok(0)
@@ -350,6 +361,17 @@ fn run(command: Command) -> Result<u8> {
             follow,
         ),
     }
+}
+
+fn tunnel(lab: Lab, ports: tunnel::Ports, json: bool) -> Result<u8> {
+    let ready = |port| {
+        print(&match json {
+            true => json!({ "port": port }).to_string(),
+            false => format!("port {port} of this machine leads to port {} of the lab", ports.lab),
+        })
+    };
+    tunnel::serve(lab, ports, ready)?;
+    Ok(0)
 }
 
 /// The lab, or an error that says how to get one.

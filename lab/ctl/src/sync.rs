@@ -20,9 +20,10 @@ use crate::remote::Remote;
 use crate::state::{Lab, State, write_new};
 
 /// Our programs that run in the lab. One that is not built is left out.
-const PROGRAMS: [&str; 7] = [
+const PROGRAMS: [&str; 8] = [
     "basalt",
     "basaltd",
+    "basalt-gateway",
     "basalt-vmm",
     "basalt-agent",
     "basalt-lab-cases",
