@@ -1,0 +1,148 @@
+//! The glue to crate `envd`: one of its sandboxes for each that is asked for, kept as long as that runs, and the way to its agent. Knows
+//! nothing of what is asked.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use axum::body::Body;
+use envd::{Access, Connecting, GuestError, Sandbox};
+use http::Request;
+use node_api::ErrorKind;
+
+use crate::Error;
+use crate::envd_port::{Answering, Envd, EnvdSandbox};
+use crate::guest::Guest;
+
+/// So many sandboxes are kept; then those go that nobody is asking, with the watchers that are polled of them.
+const MOST: usize = 4096;
+
+/// What answers at port 49983, by crate `envd`.
+#[derive(Default)]
+pub struct Facade(Mutex<HashMap<String, Served>>);
+
+struct Served {
+    started_ns: u64,
+    sandbox: Arc<Sandbox>,
+}
+
+impl Facade {
+    /// The sandbox as it is served since it was last started.
+    fn get(&self, asked: EnvdSandbox) -> Arc<Sandbox> {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(served) = all
+            .get(&asked.id)
+            .filter(|served| served.started_ns == asked.started_ns)
+        {
+            return Arc::clone(&served.sandbox);
+        }
+        if all.len() >= MOST {
+            all.retain(|_, served| Arc::strong_count(&served.sandbox) > 1);
+        }
+        let access = Access {
+            token: Some(asked.token),
+        };
+        let sandbox = Sandbox::new(asked.id.clone(), Arc::new(asked.guest), access);
+        let served = Served {
+            started_ns: asked.started_ns,
+            sandbox: Arc::clone(&sandbox),
+        };
+        all.insert(asked.id, served);
+        sandbox
+    }
+}
+
+impl Envd for Facade {
+    fn version(&self) -> &str {
+        envd::VERSION
+    }
+
+    fn handle(&self, sandbox: EnvdSandbox, request: Request<Body>) -> Answering {
+        let sandbox = self.get(sandbox);
+        Box::pin(async move { sandbox.handle(request).await })
+    }
+
+    fn forget(&self, id: &str) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(id);
+    }
+}
+
+impl envd::Guest for Guest {
+    fn connect(&self) -> Connecting<'_> {
+        Box::pin(async move { Guest::connect(self).await.map_err(refused) })
+    }
+}
+
+fn refused(error: Error) -> GuestError {
+    match error {
+        Error::NoSandbox(_) => GuestError::NotRunning,
+        Error::Refused(refused) if matches!(refused.kind, ErrorKind::NotFound | ErrorKind::WrongState) => {
+            GuestError::NotRunning
+        }
+        other => GuestError::Other(other.told().message),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use node_api::{ClientError, Request as NodeRequest};
+
+    use super::*;
+    use crate::node::{Answer, Node, Nodes, Owner};
+
+    struct Refuses(ErrorKind);
+
+    impl Node for Refuses {
+        fn ask(&self, _: &Owner, _: NodeRequest) -> Result<Answer, ClientError> {
+            Err(ClientError::Refused(node_api::ApiError {
+                kind: self.0,
+                message: "see /var/lib/basalt".into(),
+                exit_code: 125,
+            }))
+        }
+    }
+
+    fn asked(id: &str, started_ns: u64, kind: ErrorKind) -> EnvdSandbox {
+        EnvdSandbox {
+            id: id.into(),
+            started_ns,
+            token: "t".into(),
+            guest: Guest::new(Nodes::new(Arc::new(Refuses(kind))), id),
+        }
+    }
+
+    #[test]
+    fn a_sandbox_is_kept_until_it_is_started_anew_or_gone() {
+        let facade = Facade::default();
+        let get = |started| facade.get(asked("a", started, ErrorKind::Host));
+        let first = get(1);
+        assert!(Arc::ptr_eq(&first, &get(1)));
+        let second = get(2);
+        assert!(!Arc::ptr_eq(&first, &second));
+        facade.forget("a");
+        assert!(!Arc::ptr_eq(&second, &get(2)));
+        let held = facade.get(asked("held", 1, ErrorKind::Host));
+        for n in 0..2 * MOST {
+            facade.get(asked(&n.to_string(), 1, ErrorKind::Host));
+        }
+        assert!(facade.0.lock().unwrap().len() <= MOST + 1);
+        assert!(Arc::ptr_eq(&held, &facade.get(asked("held", 1, ErrorKind::Host))));
+    }
+
+    #[tokio::test]
+    async fn what_does_not_run_is_told_so_and_nothing_of_the_host() {
+        let health = async |kind| {
+            let request = Request::get("/health").body(Body::empty()).unwrap();
+            let response = Facade::default().handle(asked("a", 1, kind), request).await;
+            let status = response.status().as_u16();
+            let body = axum::body::to_bytes(response.into_body(), 1 << 16).await.unwrap();
+            (status, String::from_utf8(body.into()).unwrap())
+        };
+        for kind in [ErrorKind::NotFound, ErrorKind::WrongState] {
+            let (status, body) = health(kind).await;
+            assert_eq!(status, 502);
+            assert!(body.contains("was not found"), "{body}");
+        }
+        let (_, body) = health(ErrorKind::Internal).await;
+        assert!(!body.contains("/var/lib") && body.contains("incident"), "{body}");
+    }
+}

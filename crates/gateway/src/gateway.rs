@@ -1,0 +1,61 @@
+//! What all parts share: the node, the store, tokens, limits. Knows no endpoint.
+
+use std::sync::Arc;
+
+use control::ControlStore;
+
+use crate::envd_port::Envd;
+use crate::idempotency::Idempotency;
+use crate::limits::{Limits, LimitsConfig};
+use crate::locks::Locks;
+use crate::metering::Meter;
+use crate::node::{Node, Nodes};
+use crate::store::Store;
+use crate::tokens::Tokens;
+
+/// What a gateway is made of.
+pub struct Parts {
+    /// The node.
+    pub node: Arc<dyn Node>,
+    /// Who may ask, and how much.
+    pub store: Arc<dyn ControlStore>,
+    /// What answers at port 49983.
+    pub envd: Arc<dyn Envd>,
+    /// By what sandboxes are reached.
+    pub tokens: Tokens,
+    /// Sandboxes' ports are at `<port>-<id>.<domain>`, and the API at `api.<domain>`.
+    pub domain: Option<String>,
+    /// How much is done at once.
+    pub limits: LimitsConfig,
+}
+
+/// A gateway.
+pub struct Gateway {
+    pub(crate) nodes: Nodes,
+    pub(crate) store: Store,
+    pub(crate) envd: Arc<dyn Envd>,
+    pub(crate) tokens: Tokens,
+    pub(crate) domain: Option<String>,
+    pub(crate) limits: Limits,
+    /// Whoever lets a sandbox go on holds its lock.
+    pub(crate) resuming: Locks,
+    pub(crate) idempotency: Idempotency,
+    pub(crate) meter: Meter,
+}
+
+impl Gateway {
+    /// Of these parts.
+    pub fn new(parts: Parts) -> Arc<Self> {
+        Arc::new(Self {
+            nodes: Nodes::new(parts.node),
+            store: Store::new(parts.store),
+            envd: parts.envd,
+            tokens: parts.tokens,
+            domain: parts.domain,
+            limits: Limits::new(parts.limits),
+            resuming: Locks::default(),
+            idempotency: Idempotency::default(),
+            meter: Meter::default(),
+        })
+    }
+}

@@ -1,0 +1,267 @@
+//! Sandboxes made and made to go on: claimed from the tenant's quota, asked of the node, and counted. Knows no request of HTTP.
+
+use node_api::{CloneConfig, ListConfig, Request, Sandbox, Snapshot, SnapshotConfig, State, TimeLimit};
+
+use control::{Amount, Claim, InUse};
+
+use crate::Error;
+use crate::auth::Principal;
+use crate::gateway::Gateway;
+use crate::labels::Said;
+use crate::node::Owner;
+use crate::origin::{Found, Origin};
+use crate::plan::{Plan, sandbox_config};
+use crate::time_text;
+
+/// What names of snapshots of ours begin with: that of one that stays, and that of one that a fork makes and removes.
+pub(crate) const SNAPSHOT: &str = "snap-";
+const FORK: &str = "fork-";
+
+/// What a machine takes of a quota while it runs.
+fn amount(resources: &node_api::Resources) -> Amount {
+    Amount {
+        sandboxes: 1,
+        vcpus: resources.cpus.into(),
+        memory: resources.memory.bytes(),
+    }
+}
+
+/// What a sandbox takes of it.
+fn taken(sandbox: &Sandbox) -> InUse {
+    let whole = amount(&sandbox.config.resources);
+    let amount = match sandbox.state {
+        State::Suspended => Amount {
+            sandboxes: 1,
+            ..Amount::default()
+        },
+        _ => whole,
+    };
+    InUse {
+        sandbox: sandbox.id.clone(),
+        amount,
+    }
+}
+
+/// A sandbox that somebody may ask for: not one that has ended.
+pub(crate) fn is_there(state: State) -> bool {
+    match state {
+        State::Creating | State::Starting | State::Running | State::Paused | State::Suspended => true,
+        State::Stopping | State::Exited | State::Removing => false,
+    }
+}
+
+/// It stands still until somebody lets it go on.
+pub(crate) fn is_paused(state: State) -> bool {
+    matches!(state, State::Paused | State::Suspended)
+}
+
+impl Gateway {
+    /// A tenant's sandbox.
+    pub(crate) async fn sandbox(&self, principal: &Principal, id: &str) -> Result<Sandbox, Error> {
+        let sandbox = self.nodes.inspect(&principal.owner(), id).await?;
+        match is_there(sandbox.state) {
+            true => Ok(sandbox),
+            false => Err(Error::NoSandbox(id.to_owned())),
+        }
+    }
+
+    /// Makes one.
+    pub(crate) async fn launch(&self, principal: &Principal, found: Found, plan: Plan) -> Result<Sandbox, Error> {
+        let said = Said {
+            template: found.origin.id().to_owned(),
+            alias: found.alias,
+            ..plan.said.clone()
+        };
+        let owner = principal.owner();
+        match found.origin {
+            Origin::Template(template) => {
+                if plan.offline && template.networked {
+                    return Err(Error::invalid(format!(
+                        "a sandbox of template `{}` has the network that the template was built with: allow internet access, or use a template that was built without a network",
+                        template.name()
+                    )));
+                }
+                let config = sandbox_config(&template, &plan, &said);
+                let wanted = amount(&template.resources);
+                self.claimed(&principal.tenant, wanted, None, self.nodes.run(&owner, config))
+                    .await
+            }
+            Origin::Snapshot(snapshot) => {
+                check_clone(&snapshot, &plan)?;
+                let config = CloneConfig {
+                    snapshot: snapshot.name.clone(),
+                    remove: true,
+                    labels: said.write(),
+                    only_labels: true,
+                    env: plan.env,
+                    time_limit: Some(plan.limit),
+                    ..CloneConfig::default()
+                };
+                let wanted = amount(&snapshot.config.resources);
+                let made = self.nodes.clone_of(&owner, config);
+                self.claimed(&principal.tenant, wanted, None, made).await
+            }
+        }
+    }
+
+    /// Has a sandbox run for so long from now on.
+    pub(crate) async fn limit(&self, owner: &Owner, id: &str, limit: TimeLimit) -> Result<Sandbox, Error> {
+        let request = Request::SetTimeLimit {
+            sandbox: id.to_owned(),
+            ms: Some(limit.ms),
+            then: Some(limit.then),
+        };
+        self.nodes.changed(owner, request).await
+    }
+
+    /// Removes one, with what is kept of it.
+    pub(crate) async fn remove(&self, owner: &Owner, id: &str) -> Result<(), Error> {
+        let request = Request::Remove {
+            sandbox: id.to_owned(),
+            force: true,
+        };
+        self.nodes.done(owner, request).await?;
+        self.envd.forget(id);
+        let id = id.to_owned();
+        self.store.with(move |store| store.release(&id)).await
+    }
+
+    /// Copies of a sandbox that runs; what has become of each.
+    pub(crate) async fn fork(
+        &self,
+        principal: &Principal,
+        sandbox: &Sandbox,
+        count: usize,
+        limit: TimeLimit,
+    ) -> Result<Vec<Result<Sandbox, Error>>, Error> {
+        use futures_util::StreamExt;
+        // Each of them reads the snapshot's memory.
+        const AT_ONCE: usize = 4;
+        let owner = principal.owner();
+        let config = SnapshotConfig {
+            sandbox: sandbox.id.clone(),
+            name: Some(format!("{FORK}{}", control::random_hex::<6>()?)),
+            detach_devices: false,
+        };
+        let snapshot = self.nodes.snapshot(&owner, config).await?;
+        let wanted = amount(&sandbox.config.resources);
+        let one = |_| {
+            let config = CloneConfig {
+                snapshot: snapshot.name.clone(),
+                remove: true,
+                time_limit: Some(limit),
+                ..CloneConfig::default()
+            };
+            self.claimed(&principal.tenant, wanted, None, self.nodes.clone_of(&owner, config))
+        };
+        let made = futures_util::stream::iter(0..count)
+            .map(one)
+            .buffered(AT_ONCE)
+            .collect()
+            .await;
+        // Clones go on without it.
+        let name = snapshot.name;
+        if let Err(error) = self
+            .nodes
+            .done(&owner, Request::RemoveSnapshot { name: name.clone() })
+            .await
+        {
+            log::warn!("snapshot {name} of a fork stays: {}", crate::error::with_causes(&error));
+        }
+        Ok(made)
+    }
+
+    /// Lets a sandbox go on that is paused, with a new limit if one is given; whether it was. Whoever else asks at once waits for the
+    /// first.
+    pub(crate) async fn resume(
+        &self,
+        owner: &Owner,
+        id: &str,
+        limit: Option<TimeLimit>,
+    ) -> Result<(Sandbox, bool), Error> {
+        let _lock = self.resuming.lock(id).await;
+        let sandbox = self.nodes.inspect(owner, id).await?;
+        if !is_there(sandbox.state) {
+            return Err(Error::NoSandbox(id.to_owned()));
+        }
+        if !is_paused(sandbox.state) {
+            return Ok((sandbox, false));
+        }
+        let wanted = amount(&sandbox.config.resources);
+        let go_on = async {
+            if let Some(limit) = limit {
+                self.limit(owner, id, limit).await?;
+            }
+            let request = Request::Resume { sandbox: id.to_owned() };
+            self.nodes.done(owner, request).await?;
+            self.nodes.inspect(owner, id).await
+        };
+        let tenant = sandbox.config.owner.clone().unwrap_or_default();
+        let sandbox = self.claimed(&tenant, wanted, Some(id), go_on).await?;
+        Ok((sandbox, true))
+    }
+
+    /// Does something that makes a sandbox, or a larger one, if the tenant has that much left.
+    async fn claimed(
+        &self,
+        tenant: &str,
+        amount: Amount,
+        sandbox: Option<&str>,
+        work: impl Future<Output = Result<Sandbox, Error>>,
+    ) -> Result<Sandbox, Error> {
+        let Some(id) = self.reserve(tenant, amount, sandbox).await? else {
+            return work.await;
+        };
+        match work.await {
+            Ok(sandbox) => {
+                let (made, now) = (sandbox.id.clone(), time_text::now());
+                self.store.with(move |store| store.settle(&id, &made, now)).await?;
+                Ok(sandbox)
+            }
+            Err(error) => {
+                self.store.with(move |store| store.drop_claim(&id)).await?;
+                Err(error)
+            }
+        }
+    }
+
+    /// A claim of what is wanted; none where nothing is limited.
+    async fn reserve(&self, tenant: &str, amount: Amount, sandbox: Option<&str>) -> Result<Option<String>, Error> {
+        let name = tenant.to_owned();
+        let quota = self.store.with(move |store| store.quota(&name)).await?;
+        if !quota.is_limited() {
+            return Ok(None);
+        }
+        let owner = Owner::Tenant(tenant.into());
+        let in_use: Vec<InUse> = self
+            .nodes
+            .list(&owner, ListConfig::default())
+            .await?
+            .iter()
+            .map(taken)
+            .collect();
+        let claim = Claim {
+            id: control::random_hex::<8>()?,
+            tenant: tenant.to_owned(),
+            sandbox: sandbox.map(str::to_owned),
+            amount,
+        };
+        let id = claim.id.clone();
+        let now = time_text::now();
+        self.store
+            .with(move |store| store.reserve(&claim, &in_use, now))
+            .await?;
+        Ok(Some(id))
+    }
+}
+
+/// Whether a clone of this snapshot can be what is asked for.
+fn check_clone(snapshot: &Snapshot, plan: &Plan) -> Result<(), Error> {
+    let has_none = Said::read(&snapshot.config.labels).internet == Some(false);
+    if plan.offline && !has_none {
+        return Err(Error::invalid(
+            "a sandbox of a snapshot has the network of the snapshot's: leave `allow_internet_access` out",
+        ));
+    }
+    Ok(())
+}

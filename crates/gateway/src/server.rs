@@ -1,0 +1,138 @@
+//! The listener: connections accepted, bounded in number, and served by HTTP/1.1 until the gateway is to end; then those that are being
+//! served have some time. Knows no endpoint.
+
+use std::convert::Infallible;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::response::Response;
+use http::Request;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, watch};
+use tower::ServiceExt;
+
+use crate::api;
+use crate::gateway::Gateway;
+use crate::ports;
+use crate::router::{Target, target};
+
+/// How long the head of a request may take to come.
+const HEAD: Duration = Duration::from_secs(30);
+
+/// The largest head of a request, and the most fields in it.
+const MAX_HEAD: usize = 64 << 10;
+const MAX_FIELDS: usize = 128;
+
+/// How long those have that are being served when the gateway is to end.
+const DRAIN: Duration = Duration::from_secs(30);
+
+/// Between two attempts to accept somebody when the host has no descriptors left.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// What answers, wherever requests come from.
+#[derive(Clone)]
+pub struct Service {
+    gateway: Arc<Gateway>,
+    api: Router,
+}
+
+impl Service {
+    /// Of this gateway.
+    pub fn new(gateway: Arc<Gateway>) -> Self {
+        let api = api::router(&gateway);
+        Self { gateway, api }
+    }
+
+    /// Answers a request.
+    pub async fn answer(&self, request: Request<Body>) -> Response {
+        match target(self.gateway.domain.as_deref(), request.uri(), request.headers()) {
+            Target::Port { id, port } => ports::serve(&self.gateway, &id, port, request).await,
+            Target::NoSandbox(text) => ports::not_found(&text),
+            Target::Api => match self.api.clone().oneshot(request).await {
+                Ok(response) => response,
+                Err(never) => match never {},
+            },
+        }
+    }
+}
+
+/// Serves until `stop` says so, and then until nobody is being served, or the time for that is over.
+///
+/// # Errors
+/// Nobody can be accepted.
+pub async fn serve(gateway: Arc<Gateway>, listener: TcpListener, mut stop: watch::Receiver<bool>) -> io::Result<()> {
+    let connections = Arc::clone(&gateway.limits.connections);
+    let most = u32::try_from(connections.available_permits()).unwrap_or(u32::MAX);
+    let service = Service::new(gateway);
+    loop {
+        // Whoever comes when all places are taken waits in the listener's queue.
+        let Ok(place) = Arc::clone(&connections).acquire_owned().await else {
+            break;
+        };
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = told(&mut stop) => break,
+        };
+        match accepted {
+            Ok((stream, _)) => {
+                tokio::spawn(serve_one(service.clone(), stream, stop.clone(), place));
+            }
+            Err(error) => {
+                log::warn!("nobody can be accepted now: {error}");
+                tokio::time::sleep(PAUSE).await;
+            }
+        }
+    }
+    drop(listener);
+    let all = tokio::time::timeout(DRAIN, connections.acquire_many(most)).await;
+    if all.is_err() {
+        let left = usize::try_from(most)
+            .unwrap_or(usize::MAX)
+            .saturating_sub(connections.available_permits());
+        log::warn!(
+            "{left} connections are cut, as they were still being served after {} s",
+            DRAIN.as_secs()
+        );
+    }
+    Ok(())
+}
+
+/// Waits until the gateway is to end, or nobody is left who could say so.
+async fn told(stop: &mut watch::Receiver<bool>) {
+    drop(stop.wait_for(|stop| *stop).await);
+}
+
+async fn serve_one(service: Service, stream: TcpStream, mut stop: watch::Receiver<bool>, place: OwnedSemaphorePermit) {
+    // Answers are written at once; a failure here makes them slower at most.
+    drop(stream.set_nodelay(true));
+    let answer = service_fn(move |request: Request<Incoming>| {
+        let service = service.clone();
+        async move { Ok::<_, Infallible>(service.answer(request.map(Body::new)).await) }
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD)
+        .max_buf_size(MAX_HEAD)
+        .max_headers(MAX_FIELDS)
+        .serve_connection(TokioIo::new(stream), answer)
+        .with_upgrades();
+    let mut connection = std::pin::pin!(connection);
+    let served = tokio::select! {
+        served = connection.as_mut() => served,
+        () = told(&mut stop) => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = served {
+        log::debug!("a client's connection ended: {error}");
+    }
+    drop(place);
+}

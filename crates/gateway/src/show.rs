@@ -1,0 +1,81 @@
+//! The node's sandboxes as the API tells of them. Asks nobody.
+
+use node_api::{OnTimeout, Sandbox};
+
+use crate::api::models::{Lifecycle, ListedSandbox, NetworkDetail, Sandbox as SandboxModel, SandboxDetail, State};
+use crate::gateway::Gateway;
+use crate::labels::Said;
+use crate::launch::is_paused;
+use crate::time_text;
+use crate::tokens::TokenKind;
+
+/// Clients of before want to see a client; it has no meaning.
+pub(crate) const CLIENT: &str = "basalt";
+
+impl Gateway {
+    /// One that was made, or connected to.
+    pub(crate) fn show(&self, sandbox: &Sandbox) -> SandboxModel {
+        let said = Said::of(sandbox);
+        let traffic = || self.tokens.token(TokenKind::Traffic, &sandbox.id);
+        SandboxModel {
+            template_id: said.template,
+            sandbox_id: sandbox.id.clone(),
+            client_id: CLIENT,
+            envd_version: self.envd.version().to_owned(),
+            alias: said.alias,
+            envd_access_token: Some(self.tokens.token(TokenKind::Envd, &sandbox.id)),
+            traffic_access_token: said.private_traffic.then(traffic),
+            domain: self.domain.clone(),
+        }
+    }
+
+    /// One of a list.
+    pub(crate) fn show_listed(&self, sandbox: &Sandbox) -> ListedSandbox {
+        let said = Said::of(sandbox);
+        let resources = &sandbox.config.resources;
+        let end = match is_paused(sandbox.state) {
+            true => sandbox.ends_ns.or(sandbox.ended_ns).or(Some(sandbox.created_ns)),
+            false => sandbox.ends_ns,
+        };
+        ListedSandbox {
+            template_id: said.template,
+            alias: said.alias,
+            sandbox_id: sandbox.id.clone(),
+            client_id: CLIENT,
+            started_at: time_text::text(sandbox.created_ns),
+            end_at: end.map_or_else(time_text::never, time_text::text),
+            cpu_count: resources.cpus,
+            memory_mb: resources.memory.bytes() >> 20,
+            disk_size_mb: resources.disk.map_or(0, |disk| disk.bytes() >> 20),
+            metadata: said.metadata,
+            state: match is_paused(sandbox.state) {
+                true => State::Paused,
+                false => State::Running,
+            },
+            envd_version: self.envd.version().to_owned(),
+        }
+    }
+
+    /// All of one.
+    pub(crate) fn show_detail(&self, sandbox: &Sandbox) -> SandboxDetail {
+        let said = Said::of(sandbox);
+        let suspends = sandbox
+            .config
+            .time_limit
+            .is_some_and(|limit| limit.then == OnTimeout::Suspend);
+        SandboxDetail {
+            listed: self.show_listed(sandbox),
+            envd_access_token: self.tokens.token(TokenKind::Envd, &sandbox.id),
+            allow_internet_access: said.internet,
+            domain: self.domain.clone(),
+            network: NetworkDetail {
+                allow_public_traffic: !said.private_traffic,
+            },
+            lifecycle: Lifecycle {
+                auto_resume: said.auto_resume,
+                on_timeout: if suspends { "pause" } else { "kill" },
+            },
+            pause_mode: is_paused(sandbox.state).then_some("full"),
+        }
+    }
+}
