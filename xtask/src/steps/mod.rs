@@ -12,6 +12,7 @@ mod deb;
 mod deny;
 mod dkms;
 mod driver;
+mod e2b;
 mod guest;
 mod host_ends;
 mod lab_killed;
@@ -36,6 +37,7 @@ use crate::runner::{Plan, Step};
 const RUN_PROGRAMS: &[&str] = &[
     "basalt",
     "basaltd",
+    "basalt-gateway",
     "basalt-vmm",
     "basalt-agent",
     "basalt-lab",
@@ -77,6 +79,11 @@ const REDIS: Recipe = Recipe {
 const NODE: Recipe = Recipe {
     name: "image-node",
     dir: "images/node",
+};
+
+const BASE: Recipe = Recipe {
+    name: "image-base",
+    dir: "images/base",
 };
 
 const LOAD: Recipe = Recipe {
@@ -191,11 +198,14 @@ pub(crate) fn test() -> Vec<Step> {
     let clippy = checks::clippy().after(&["rust-components"]).in_background();
     let built = unit::build().after(&["apt-packages"]).follows(&["clippy"]);
     steps.extend([clippy, built.in_background(), deny::deny()]);
-    steps.extend([recipe(REDIS, HINT_IMAGE), recipe(NODE, HINT_IMAGE)].map(|step| step.after(&["apt-packages"])));
+    let images = [REDIS, NODE, BASE].map(|image| recipe(image, HINT_IMAGE));
+    steps.extend(images.map(|step| step.after(&["apt-packages"])));
+    steps.push(recipe(e2b::CLIENTS, HINT_SDKS));
     for (name, recipe, tag) in [
         ("import-python", PYTHON, "python"),
         ("import-redis", REDIS, "redis"),
         ("import-node", NODE, "node"),
+        ("import-base", BASE, "base"),
     ] {
         steps.push(sandbox::import(name, recipe, tag).after(&[recipe.name, "binaries"]));
     }
@@ -226,8 +236,10 @@ pub(crate) fn test() -> Vec<Step> {
     // Beside what is left for the lab, but for the audit, which runs cases.
     steps.push(checks::docs().after(&["first-sandbox"]).follows(&["cases"]));
     steps.push(lab_site::lab_site().after(&["first-sandbox"]).follows(&["docs"]));
+    let sdks = e2b::e2b().after(&["first-sandbox", "e2b-clients", "import-base"]);
+    steps.push(sdks.follows(&["lab-site"]));
     let audit = tests::audit().after(&["first-sandbox"]);
-    steps.push(audit.follows(&["lab-site"]).follows(&tested));
+    steps.push(audit.follows(&["e2b"]).follows(&tested));
     // These end a lab of their own, beside the cases: no processor is left for that before.
     let killed = lab_killed::lab_killed().check().after(&["first-sandbox"]);
     steps.push(killed.follows(&before).follows(&["package"]));
@@ -240,6 +252,7 @@ const HINT_KERNEL: &str = "the guest kernel is built by kernel/recipe.sh from De
 const HINT_LAB: &str = "the lab's parts come from Debian packages; see whether `apt-get update` works";
 const HINT_CLIENTS: &str =
     "the clients come from Debian packages and by pip; see whether `apt-get update` works, and PyPI can be reached";
+const HINT_SDKS: &str = "the SDKs come by pip and npm; see whether PyPI and npm can be reached, and Node 20 is there";
 const HINT_IMAGE: &str = "images are made of Debian packages; see whether `apt-get update` works";
 
 /// From a bare machine to programs, assets and the python image. The slowest come first: what needs a processor runs
