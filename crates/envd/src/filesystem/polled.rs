@@ -350,7 +350,8 @@ mod tests {
         };
         let (took, ()) = tokio::join!(waited(&shared), late);
         assert!(nearly(took, Duration::from_millis(10) + QUIET), "{took:?}");
-        // Something happens all the time.
+        // Something happens all the time, and has just happened.
+        push("c");
         let busy = async {
             loop {
                 push("d");
