@@ -150,8 +150,8 @@ fn audit(store: &impl AuditLog, tenant: Option<&str>, limit: usize, as_json: boo
                 row.tenant,
                 row.key,
                 row.outcome,
-                row.action,
-                row.object
+                row.action.escape_debug(),
+                row.object.escape_debug()
             )?,
         }
     }

@@ -59,6 +59,7 @@ CREATE TABLE audit (
     action TEXT NOT NULL, object TEXT NOT NULL, outcome INTEGER NOT NULL
 ) STRICT;
 CREATE INDEX audit_of ON audit (tenant, row);
+CREATE INDEX audit_by_time ON audit (time_ns);
 ";
 
 /// The store.
@@ -396,9 +397,11 @@ impl AuditLog for Sqlite {
 
 fn bound_audit(connection: &Connection, now_ns: u64, rows: u64) -> Result<(), Error> {
     let age = u64::try_from(AUDIT_AGE.as_nanos()).unwrap_or(u64::MAX);
+    let oldest = int(now_ns.saturating_sub(age));
+    connection.execute("DELETE FROM audit WHERE time_ns < ?1", params![oldest])?;
     connection.execute(
-        "DELETE FROM audit WHERE time_ns < ?1 OR row <= (SELECT max(row) FROM audit) - ?2",
-        params![int(now_ns.saturating_sub(age)), int(rows)],
+        "DELETE FROM audit WHERE row <= (SELECT max(row) FROM audit) - ?1",
+        params![int(rows)],
     )?;
     Ok(())
 }

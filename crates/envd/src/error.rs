@@ -55,6 +55,9 @@ pub(crate) enum Error {
     /// More than is answered.
     #[error("{0}")]
     TooMuch(String),
+    /// Whoever leads to the agent has too much to do.
+    #[error("{0}")]
+    Overloaded(String),
     /// There are so many connections to the agent already.
     #[error(
         "{0} requests to this sandbox are under way, which is the most; end some, such as watches and streams of processes' output"
@@ -99,7 +102,7 @@ impl Error {
     /// What the Connect protocol calls it.
     pub(crate) fn code(&self) -> Code {
         match self {
-            Self::NotRunning | Self::Unreachable(_) | Self::Lost(_) => Code::Unavailable,
+            Self::NotRunning | Self::Unreachable(_) | Self::Lost(_) | Self::Overloaded(_) => Code::Unavailable,
             Self::AgentTooOld(_) | Self::Unimplemented(_) | Self::Method(_) | Self::MediaType(_) => Code::Unimplemented,
             Self::Silent(_) | Self::Deadline(_) | Self::Stalled(_) => Code::DeadlineExceeded,
             Self::Agent(_) | Self::Refused(_) => Code::Internal,

@@ -34,6 +34,9 @@ pub enum GuestError {
     /// The sandbox's agent is of a release that cannot do this; says what can be done.
     #[error("{0}")]
     TooOld(String),
+    /// Too much is being asked at this moment, in one sentence: the same may work soon.
+    #[error("{0}")]
+    Busy(String),
     /// Anything else, in one sentence.
     #[error("{0}")]
     Other(String),

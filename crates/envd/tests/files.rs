@@ -142,6 +142,14 @@ async fn a_form_writes_several_files() {
         "--xx--\r\n".to_owned(),
     ];
     assert_eq!(http(&sandbox, "POST", "/files", &header, twice.concat()).await.0, 400);
+    // A form is not held whole to find its beginning, or the end of a part's header.
+    let endless = "x".repeat(8 << 20);
+    for form in [endless.clone(), format!("--xx\r\ncontent-disposition: {endless}")] {
+        assert_eq!(http(&sandbox, "POST", "/files", &header, form).await.0, 400);
+    }
+    let large = [part("file", &path("large"), &endless), "--xx--\r\n".to_owned()];
+    assert_eq!(http(&sandbox, "POST", "/files", &header, large.concat()).await.0, 200);
+    assert_eq!(fs::metadata(path("large")).unwrap().len(), 8 << 20);
     let cut = [part("file", &path("e"), "1")];
     assert_eq!(http(&sandbox, "POST", "/files", &header, cut.concat()).await.0, 400);
     gone(Path::new(&path("e"))).await;

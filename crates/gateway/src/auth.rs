@@ -6,7 +6,7 @@ use std::sync::Arc;
 use axum::extract::FromRequestParts;
 use control::KeyHash;
 use http::request::Parts;
-use http::{HeaderMap, header};
+use http::{HeaderMap, HeaderName, header};
 
 use crate::Error;
 use crate::gateway::Gateway;
@@ -14,7 +14,7 @@ use crate::node::Owner;
 use crate::time_text;
 
 /// The header of a key.
-const API_KEY: &str = "x-api-key";
+pub(crate) const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 /// Who asks.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -78,6 +78,7 @@ fn refused(error: Error) -> GuestError {
         Error::Refused(refused) if matches!(refused.kind, ErrorKind::NotFound | ErrorKind::WrongState) => {
             GuestError::NotRunning
         }
+        error @ (Error::Busy(_) | Error::NodeGone(_)) => GuestError::Busy(error.told().message),
         other => GuestError::Other(other.told().message),
     }
 }

@@ -53,7 +53,7 @@ impl Gateway {
             tokens: parts.tokens,
             domain: parts.domain,
             limits: Limits::new(parts.limits),
-            resuming: Locks::default(),
+            resuming: Locks::new(1),
             idempotency: Idempotency::default(),
             meter: Meter::default(),
         })

@@ -6,6 +6,7 @@ use control::{Amount, Claim, InUse};
 
 use crate::Error;
 use crate::auth::Principal;
+use crate::error::with_causes;
 use crate::gateway::Gateway;
 use crate::labels::Said;
 use crate::node::Owner;
@@ -166,7 +167,7 @@ impl Gateway {
             .done(&owner, Request::RemoveSnapshot { name: name.clone() })
             .await
         {
-            log::warn!("snapshot {name} of a fork stays: {}", crate::error::with_causes(&error));
+            log::warn!("snapshot {name} of a fork stays: {}", with_causes(&error));
         }
         Ok(made)
     }
@@ -215,11 +216,16 @@ impl Gateway {
         match work.await {
             Ok(sandbox) => {
                 let (made, now) = (sandbox.id.clone(), time_text::now());
-                self.store.with(move |store| store.settle(&id, &made, now)).await?;
+                // It is there: a claim that stays counts until it expires.
+                if let Err(error) = self.store.with(move |store| store.settle(&id, &made, now)).await {
+                    log::warn!("a claim of tenant {tenant} stays for a while: {}", with_causes(&error));
+                }
                 Ok(sandbox)
             }
             Err(error) => {
-                self.store.with(move |store| store.drop_claim(&id)).await?;
+                if let Err(second) = self.store.with(move |store| store.drop_claim(&id)).await {
+                    log::warn!("a claim of tenant {tenant} stays for a while: {}", with_causes(&second));
+                }
                 Err(error)
             }
         }

@@ -25,8 +25,10 @@ pub struct LimitsConfig {
     pub per_key: usize,
     /// Connections of clients.
     pub connections: usize,
-    /// Requests to one sandbox's ports that are under way.
+    /// Requests about one sandbox's processes and files that are under way.
     pub per_sandbox: usize,
+    /// Requests to its ports. Both together are fewer than its agent has connections.
+    pub per_ports: usize,
 }
 
 impl Default for LimitsConfig {
@@ -36,7 +38,8 @@ impl Default for LimitsConfig {
             burst: NonZeroU32::new(200).unwrap_or(NonZeroU32::MIN),
             per_key: 64,
             connections: 4096,
-            per_sandbox: 256,
+            per_sandbox: 160,
+            per_ports: 64,
         }
     }
 }
@@ -48,6 +51,7 @@ pub(crate) struct Limits {
     clock: DefaultClock,
     keys: Seats,
     sandboxes: Seats,
+    ports: Seats,
     pub(crate) connections: Arc<Semaphore>,
 }
 
@@ -59,6 +63,7 @@ impl Limits {
             clock: DefaultClock::default(),
             keys: Seats::default(),
             sandboxes: Seats::default(),
+            ports: Seats::default(),
             connections: Arc::new(Semaphore::new(config.connections)),
         }
     }
@@ -74,9 +79,14 @@ impl Limits {
         seat.ok_or(Error::TooMany { after: 1 })
     }
 
-    /// One more request to a sandbox.
+    /// One more request about a sandbox's processes and files.
     pub(crate) fn to_sandbox(&self, id: &str) -> Option<Seat> {
         self.sandboxes.take(id, self.config.per_sandbox)
+    }
+
+    /// One more request to its ports, which strangers may ask for.
+    pub(crate) fn to_ports(&self, id: &str) -> Option<Seat> {
+        self.ports.take(id, self.config.per_ports)
     }
 }
 

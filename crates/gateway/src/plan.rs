@@ -165,7 +165,8 @@ fn network(asked: Option<&Network>) -> Result<Rules, Error> {
 }
 
 fn check_pairs(what: &str, pairs: &BTreeMap<String, String>) -> Result<(), Error> {
-    let bytes: usize = pairs.iter().map(|(key, value)| key.len() + value.len()).sum();
+    // As they go to the node, where a character may take six bytes.
+    let bytes = serde_json::to_string(pairs).map_or(usize::MAX, |text| text.len());
     if pairs.len() > MAX_PAIRS || bytes > MAX_BYTES {
         return Err(Error::invalid(format!(
             "`{what}` has {} entries of {bytes} bytes, and may have {MAX_PAIRS} of {MAX_BYTES}",

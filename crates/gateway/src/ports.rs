@@ -10,6 +10,7 @@ use node_api::Sandbox;
 use serde::Serialize;
 
 use crate::Error;
+use crate::auth::API_KEY;
 use crate::envd_port::EnvdSandbox;
 use crate::error::with_causes;
 use crate::gateway::Gateway;
@@ -69,7 +70,11 @@ fn instead(id: &str, status: StatusCode, message: &str) -> Response {
 
 /// Answers a request to a port of a sandbox.
 pub(crate) async fn serve(gateway: &Arc<Gateway>, id: &str, port: u16, request: Request<Body>) -> Response {
-    let Some(seat) = gateway.limits.to_sandbox(id) else {
+    let seat = match port {
+        envd::PORT => gateway.limits.to_sandbox(id),
+        _ => gateway.limits.to_ports(id),
+    };
+    let Some(seat) = seat else {
         let why = "too many requests to this sandbox are under way";
         return instead(id, StatusCode::TOO_MANY_REQUESTS, why);
     };
@@ -78,10 +83,11 @@ pub(crate) async fn serve(gateway: &Arc<Gateway>, id: &str, port: u16, request: 
         Ok(Awake::Sandbox(sandbox)) => gateway.pass(&sandbox, port, request, seat).await,
         Ok(Awake::Instead(response)) => response,
         Err(Error::NoSandbox(_)) => not_found(id),
+        // Strangers are not told what a tenant has left, or what the node says.
         Err(error) => {
-            let told = error.told();
-            let status = StatusCode::from_u16(told.code).unwrap_or(StatusCode::BAD_GATEWAY);
-            instead(id, status, &told.message)
+            log::warn!("a request to sandbox {id} is refused: {}", with_causes(&error));
+            let why = "The sandbox cannot be reached now";
+            instead(id, StatusCode::SERVICE_UNAVAILABLE, why)
         }
     }
 }
@@ -106,9 +112,18 @@ impl Shown {
         Self {
             envd: shown(&ENVD_TOKEN, TokenKind::Envd),
             traffic: shown(&TRAFFIC_TOKEN, TokenKind::Traffic),
-            preflight: request.method() == Method::OPTIONS,
+            preflight: is_preflight(request),
         }
     }
+}
+
+/// What a browser asks before it asks: nothing that a server would begin a stream at.
+fn is_preflight(request: &Request<Body>) -> bool {
+    let has = |name: HeaderName| request.headers().contains_key(name);
+    request.method() == Method::OPTIONS
+        && has(header::ORIGIN)
+        && has(header::ACCESS_CONTROL_REQUEST_METHOD)
+        && !has(header::UPGRADE)
 }
 
 /// A sandbox that runs, or what is answered instead.
@@ -119,9 +134,9 @@ enum Awake {
 
 impl Gateway {
     /// The sandbox that a request is to, if whoever asks may ask it.
-    async fn awake(&self, id: &str, port: u16, shown: Shown) -> Result<Awake, Error> {
+    async fn awake(self: &Arc<Self>, id: &str, port: u16, shown: Shown) -> Result<Awake, Error> {
         // Nothing has been shown that is a tenant's: a sandbox's token says as much as its owner would.
-        let sandbox = self.nodes.inspect(&Owner::Gateway, id).await?;
+        let sandbox = self.nodes.inspect_settled(&Owner::Gateway, id).await?;
         let said = Said::of(&sandbox);
         if !is_there(sandbox.state) {
             return Err(Error::NoSandbox(id.to_owned()));
@@ -138,7 +153,10 @@ impl Gateway {
         if !may_wake {
             return Err(Error::NoSandbox(id.to_owned()));
         }
-        let (sandbox, _) = self.resume(&Owner::Gateway, id, None).await?;
+        // To its end also if this client leaves meanwhile: others wait for the same.
+        let (gateway, its) = (Arc::clone(self), id.to_owned());
+        let resumed = tokio::spawn(async move { gateway.resume(&Owner::Gateway, &its, None).await });
+        let (sandbox, _) = resumed.await.map_err(|error| Error::Task(error.to_string()))??;
         Ok(Awake::Sandbox(Box::new(sandbox)))
     }
 
@@ -166,11 +184,15 @@ impl Gateway {
         // Tokens never enter a guest.
         let headers = request.headers_mut();
         headers.remove(TRAFFIC_TOKEN);
-        if headers
-            .get(ENVD_TOKEN)
-            .is_some_and(|value| value.as_bytes() == token.as_bytes())
-        {
+        let is_token = |value: &HeaderValue| self.tokens.is_token(TokenKind::Envd, id, value.as_bytes());
+        if headers.get_all(ENVD_TOKEN).iter().any(is_token) {
             headers.remove(ENVD_TOKEN);
+        }
+        // Nor do keys, which a client may send along that has one address for the API and for sandboxes.
+        for name in [API_KEY, header::AUTHORIZATION] {
+            if headers.get_all(&name).iter().any(is_key) {
+                headers.remove(name);
+            }
         }
         let stream = match guest.connect_port(port).await {
             Ok(stream) => stream,
@@ -184,6 +206,14 @@ impl Gateway {
             }
         }
     }
+}
+
+/// It has the form of a tenant's key.
+fn is_key(value: &HeaderValue) -> bool {
+    let text = value.to_str().unwrap_or_default();
+    let word = text.split_whitespace().next_back().unwrap_or_default();
+    word.strip_prefix("e2b_")
+        .is_some_and(|digits| digits.len() == 64 && digits.bytes().all(|byte| byte.is_ascii_hexdigit()))
 }
 
 fn no_port(id: &str, port: u16, error: &PortError) -> Response {

@@ -73,9 +73,11 @@ pub async fn serve(gateway: Arc<Gateway>, listener: TcpListener, mut stop: watch
     let service = Service::new(gateway);
     loop {
         // Whoever comes when all places are taken waits in the listener's queue.
-        let Ok(place) = Arc::clone(&connections).acquire_owned().await else {
-            break;
+        let place = tokio::select! {
+            place = Arc::clone(&connections).acquire_owned() => place,
+            () = told(&mut stop) => break,
         };
+        let Ok(place) = place else { break };
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
             () = told(&mut stop) => break,

@@ -59,17 +59,30 @@ pub(crate) fn listen(path: &Path, group: Option<u32>) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
     rustix::net::bind(&socket, &node_api::client::address(path, &directory)?)?;
-    // Whoever may ask can become root by it.
+    open_to(path, group)?;
+    rustix::net::listen(&socket, 128)?;
+    Ok(socket)
+}
+
+/// Whoever may ask can become root by it: this user, and a group if there is one. Somebody who may write to the directory may have put
+/// something else in its place, which stays as it is.
+fn open_to(path: &Path, group: Option<u32>) -> io::Result<()> {
+    use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags};
+    use std::os::fd::AsRawFd;
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let name = rustix::fs::open(path, flags, Mode::empty())?;
+    if FileType::from_raw_mode(rustix::fs::fstat(&name)?.st_mode) != FileType::Socket {
+        return Err(io::Error::other("something else has taken the socket's place"));
+    }
     let mode = match group {
         Some(group) => {
-            std::os::unix::fs::chown(path, None, Some(group))?;
+            rustix::fs::chownat(&name, "", None, Some(Gid::from_raw(group)), AtFlags::EMPTY_PATH)?;
             0o660
         }
         None => 0o600,
     };
-    fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(mode))?;
-    rustix::net::listen(&socket, 128)?;
-    Ok(socket)
+    let held = Path::new("/proc/self/fd").join(name.as_raw_fd().to_string());
+    fs::set_permissions(held, std::os::unix::fs::PermissionsExt::from_mode(mode))
 }
 
 /// Listens on a new socket with the name of the one that was deleted, `old`, and no more on that.

@@ -66,6 +66,7 @@ impl Reach {
             Err(_) => Err(Error::Silent(CONNECT_LIMIT)),
             Ok(Err(GuestError::NotRunning)) => Err(Error::NotRunning),
             Ok(Err(GuestError::TooOld(message))) => Err(Error::AgentTooOld(message)),
+            Ok(Err(GuestError::Busy(message))) => Err(Error::Overloaded(message)),
             Ok(Err(GuestError::Other(message))) => Err(Error::Unreachable(message)),
             Ok(Ok(opened)) => Ok(opened),
         }
@@ -103,9 +104,10 @@ mod tests {
 
     #[tokio::test]
     async fn why_there_is_no_connection_is_told() {
-        let refusals: [(Answer, &str, bool); 4] = [
+        let refusals: [(Answer, &str, bool); 5] = [
             (|| Err(GuestError::NotRunning), "unavailable", false),
             (|| Err(GuestError::Other("gone".to_owned())), "unavailable", false),
+            (|| Err(GuestError::Busy("busy".to_owned())), "unavailable", false),
             (|| Err(GuestError::TooOld("old".to_owned())), "unimplemented", true),
             (|| Ok(2), "unimplemented", true),
         ];

@@ -1,6 +1,8 @@
 //! A body that comes in pieces: decompressed as it comes, and not waited for for ever. Knows no file.
 
 use std::io::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use axum::body::{Body, BodyDataStream};
@@ -18,6 +20,9 @@ const IDLE: Duration = Duration::from_secs(120);
 
 /// How much is decompressed at once: deflate makes at most about a thousand times as much of it.
 const STEP: usize = 1024;
+
+/// The most of a body that is not compressed that is one piece.
+const PIECE: usize = 256 << 10;
 
 /// The pieces of a body, decompressed.
 pub(super) struct Pieces {
@@ -53,7 +58,13 @@ impl Pieces {
     /// The next piece, which may be empty; `None` at the end.
     pub(super) async fn next(&mut self) -> Result<Option<Bytes>, Error> {
         let Some(gzip) = &mut self.gzip else {
-            return more(&mut self.body).await;
+            if self.pending.is_empty() {
+                match more(&mut self.body).await? {
+                    Some(bytes) => self.pending = bytes,
+                    None => return Ok(None),
+                }
+            }
+            return Ok(Some(self.pending.split_to(self.pending.len().min(PIECE))));
         };
         if self.pending.is_empty() && !self.ended {
             match more(&mut self.body).await? {
@@ -73,16 +84,50 @@ impl Pieces {
         Ok(Some(std::mem::take(gzip.get_mut()).into()))
     }
 
-    /// The same as a stream.
-    pub(super) fn into_stream(self) -> impl Stream<Item = Result<Bytes, Error>> + Send + 'static {
-        stream::unfold(Some(self), async |pieces| {
-            let mut pieces = pieces?;
-            match pieces.next().await {
-                Ok(Some(bytes)) => Some((Ok(bytes), Some(pieces))),
-                Ok(None) => None,
-                Err(error) => Some((Err(error), None)),
+    /// The same as a stream for a parser of forms, which takes all that is ready and keeps what it has not understood: a piece a poll, and no
+    /// more than `ahead` allows.
+    pub(super) fn into_stream(self, ahead: Ahead) -> impl Stream<Item = Result<Bytes, Error>> + Send + 'static {
+        stream::unfold(Some(self), move |pieces| {
+            let ahead = ahead.clone();
+            async move {
+                let mut pieces = pieces?;
+                // The parser gives what it has to whoever waits for it before it comes for more.
+                tokio::task::yield_now().await;
+                let next = pieces.next().await.and_then(|next| match next {
+                    Some(bytes) => ahead.take(bytes.len()).map(|()| Some(bytes)),
+                    None => Ok(None),
+                });
+                match next {
+                    Ok(Some(bytes)) => Some((Ok(bytes), Some(pieces))),
+                    Ok(None) => None,
+                    Err(error) => Some((Err(error), None)),
+                }
             }
         })
+    }
+}
+
+/// How much a parser of forms has taken since it last gave something of it on.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Ahead(Arc<AtomicUsize>);
+
+impl Ahead {
+    /// The most. Headers of a form's part and its boundary are far shorter.
+    const MOST: usize = 4 << 20;
+
+    fn take(&self, bytes: usize) -> Result<(), Error> {
+        match self.0.fetch_add(bytes, Ordering::SeqCst).saturating_add(bytes) > Self::MOST {
+            true => Err(Error::Body(format!(
+                "the form cannot be read: no boundary or end of a header within {} bytes",
+                Self::MOST
+            ))),
+            false => Ok(()),
+        }
+    }
+
+    /// It has given something on.
+    pub(super) fn given(&self) {
+        self.0.store(0, Ordering::SeqCst);
     }
 }
 

@@ -12,7 +12,7 @@ use http::{Request, Response, StatusCode};
 use multer::Multipart;
 use serde::Serialize;
 
-use super::body::Pieces;
+use super::body::{Ahead, Pieces};
 use super::{Address, metadata};
 use crate::agent::{ANSWER_LIMIT, Channel, Frame, WRITE_LIMIT, failed, unexpected};
 use crate::error::Error;
@@ -79,7 +79,11 @@ pub(super) async fn serve(state: &State, address: &Address, request: Request<Bod
     };
     match form {
         None => writer.whole(pieces).await?,
-        Some(boundary) => writer.form(Multipart::new(pieces.into_stream(), boundary)).await?,
+        Some(boundary) => {
+            let ahead = Ahead::default();
+            let form = Multipart::new(pieces.into_stream(ahead.clone()), boundary);
+            writer.form(form, &ahead).await?;
+        }
     }
     Ok(json(StatusCode::OK, &writer.written))
 }
@@ -100,9 +104,17 @@ impl Source for Pieces {
     }
 }
 
-impl Source for multer::Field<'_> {
+/// A field of a form.
+struct Field<'f> {
+    field: multer::Field<'f>,
+    ahead: Ahead,
+}
+
+impl Source for Field<'_> {
     async fn next(&mut self) -> Result<Option<Bytes>, Error> {
-        self.chunk().await.map_err(form_error)
+        let chunk = self.field.chunk().await.map_err(form_error)?;
+        self.ahead.given();
+        Ok(chunk)
     }
 }
 
@@ -142,12 +154,19 @@ impl Writer {
     }
 
     /// The body is a form, whose fields `file` are files.
-    async fn form(&mut self, mut form: Multipart<'_>) -> Result<(), Error> {
-        while let Some(mut field) = form.next_field().await.map_err(form_error)? {
-            if field.name() != Some("file") {
+    async fn form(&mut self, mut form: Multipart<'_>, ahead: &Ahead) -> Result<(), Error> {
+        while let Some(field) = form.next_field().await.map_err(form_error)? {
+            ahead.given();
+            let is_file = field.name() == Some("file");
+            let path = self.path.clone().or_else(|| field.file_name().map(str::to_owned));
+            let mut field = Field {
+                field,
+                ahead: ahead.clone(),
+            };
+            if !is_file {
+                while field.next().await?.is_some() {}
                 continue;
             }
-            let path = self.path.clone().or_else(|| field.file_name().map(str::to_owned));
             let result = match path.filter(|path| !path.is_empty()) {
                 Some(path) => self.file(path, &mut field).await,
                 None => Err(Error::Invalid(

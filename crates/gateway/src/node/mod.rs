@@ -17,9 +17,17 @@ use tokio::sync::Semaphore;
 pub use socket::SocketNode;
 
 use crate::Error;
+use crate::locks::Locks;
 
 /// So many requests are under way at once; each takes a thread here and one of the daemon's.
 const AT_ONCE: usize = 128;
+
+/// So many connections to one sandbox's agent are being made at once, each of which takes a turn.
+const AGENTS: usize = 8;
+
+/// How long a sandbox that is about to run is waited for, and how often it is looked at.
+const STARTS: Duration = Duration::from_secs(60);
+const LOOK: Duration = Duration::from_millis(20);
 
 /// How long a request waits for its turn.
 const TURN: Duration = Duration::from_secs(10);
@@ -58,6 +66,8 @@ pub trait Node: Send + Sync + 'static {
 pub(crate) struct Nodes {
     node: Arc<dyn Node>,
     turns: Arc<Semaphore>,
+    /// For connections to agents: one that is silent must not keep all of them.
+    agents: Arc<Locks>,
 }
 
 impl Nodes {
@@ -65,11 +75,19 @@ impl Nodes {
         Self {
             node,
             turns: Arc::new(Semaphore::new(AT_ONCE)),
+            agents: Arc::new(Locks::new(AGENTS)),
         }
     }
 
     /// Asks. A request that has begun is carried out also if nobody waits for it any more.
     pub(crate) async fn ask(&self, owner: &Owner, request: Request) -> Result<Answer, Error> {
+        let agent = match &request {
+            Request::Exec { sandbox } => {
+                let its = tokio::time::timeout(TURN, self.agents.lock(sandbox)).await;
+                its.map_err(|_| Error::Busy("too many connections to this sandbox are being made"))?
+            }
+            _ => None,
+        };
         let turn = tokio::time::timeout(TURN, Arc::clone(&self.turns).acquire_owned()).await;
         let Ok(Ok(turn)) = turn else {
             return Err(Error::Busy("too much is being asked of the node"));
@@ -77,7 +95,7 @@ impl Nodes {
         let (node, owner) = (Arc::clone(&self.node), owner.clone());
         let asked = tokio::task::spawn_blocking(move || {
             let answer = node.ask(&owner, request);
-            drop(turn);
+            drop((turn, agent));
             answer
         });
         match asked.await {
@@ -90,6 +108,19 @@ impl Nodes {
 
     async fn reply(&self, owner: &Owner, request: Request) -> Result<Reply, Error> {
         Ok(self.ask(owner, request).await?.reply)
+    }
+
+    /// The same of one that is about to run, when it does or it is known that it will not.
+    pub(crate) async fn inspect_settled(&self, owner: &Owner, id: &str) -> Result<Sandbox, Error> {
+        let end = tokio::time::Instant::now() + STARTS;
+        loop {
+            let sandbox = self.inspect(owner, id).await?;
+            let starts = matches!(sandbox.state, node_api::State::Creating | node_api::State::Starting);
+            if !starts || tokio::time::Instant::now() >= end {
+                return Ok(sandbox);
+            }
+            tokio::time::sleep(LOOK).await;
+        }
     }
 
     /// Something that is only done.

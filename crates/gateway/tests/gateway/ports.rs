@@ -117,23 +117,34 @@ async fn a_server_gets_the_request_as_it_was() {
         "x-access-token",
         made["envdAccessToken"].as_str().unwrap().parse().unwrap(),
     );
+    headers.append("x-access-token", "another".parse().unwrap());
     headers.insert("e2b-traffic-access-token", "secret".parse().unwrap());
+    headers.insert("x-api-key", bed.key.parse().unwrap());
+    headers.insert("authorization", format!("Bearer {}", bed.key).parse().unwrap());
     headers.insert("connection", "keep-alive, x-hop".parse().unwrap());
     headers.insert("x-hop", "1".parse().unwrap());
     let told = ask(&bed, request).await.is(200);
     assert_eq!(told["body"], json!("content"));
     let seen = &told["headers"];
     assert_eq!((&seen["x-own"], &seen["host"]), (&json!("1"), &json!("127.0.0.1:3000")));
-    for name in ["x-access-token", "e2b-traffic-access-token", "x-hop", "connection"] {
+    let secret = [
+        "x-access-token",
+        "e2b-traffic-access-token",
+        "x-api-key",
+        "authorization",
+    ];
+    for name in secret.iter().chain(&["x-hop", "connection"]).copied() {
         assert_eq!(seen.get(name), None, "{name} has gone into the sandbox");
     }
     // A token that is the server's own affair passes.
     let mut request = to_port(id, port, "/headers");
-    request.headers_mut().insert("x-access-token", "own".parse().unwrap());
-    assert_eq!(
-        ask(&bed, request).await.is(200)["headers"]["x-access-token"],
-        json!("own")
-    );
+    for name in ["x-access-token", "x-api-key"] {
+        request.headers_mut().insert(name, "own".parse().unwrap());
+    }
+    let told = ask(&bed, request).await.is(200);
+    for name in ["x-access-token", "x-api-key"] {
+        assert_eq!(told["headers"][name], json!("own"));
+    }
     let streamed = ask(&bed, to_port(id, port, "/stream")).await;
     assert_eq!(streamed.status, 200);
     assert!(streamed.json.as_str().unwrap().ends_with("98\n99\n"));
@@ -207,6 +218,41 @@ async fn ports_that_are_not_public_want_a_token() {
         ask(&bed, request).await.is(status);
     }
     ask(&bed, to_port(id, 49983, "/health")).await.is(200);
+    // What browsers ask before they ask passes, and nothing that is only called so.
+    for (origin, status) in [(true, 200), (false, 403)] {
+        let mut request = to_port(id, port, "/headers");
+        *request.method_mut() = http::Method::OPTIONS;
+        if origin {
+            for (name, value) in [
+                ("origin", "https://a.example"),
+                ("access-control-request-method", "GET"),
+            ] {
+                request.headers_mut().insert(name, value.parse().unwrap());
+            }
+        }
+        assert_eq!(ask(&bed, request).await.status, status, "with an origin: {origin}");
+    }
+}
+
+/// While one request wakes it, the node shows it as starting.
+#[tokio::test]
+async fn a_sandbox_that_is_about_to_run_is_waited_for() {
+    let bed = Arc::new(Bed::new());
+    let port = server().await;
+    let id = bed.make(Value::Null).await;
+    bed.node.change(&id, |one| one.state = node_api::State::Starting);
+    let asks = tokio::spawn({
+        let (bed, id) = (Arc::clone(&bed), id.clone());
+        async move { ask(&bed, to_port(&id, port, "/headers")).await.status }
+    });
+    // It has been looked at more than once by then.
+    let looked = bed.node.asked("other");
+    while bed.node.asked("other") < looked + 3 {
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
+    assert!(!asks.is_finished());
+    bed.node.change(&id, |one| one.state = node_api::State::Running);
+    assert_eq!(asks.await.unwrap(), 200);
 }
 
 #[tokio::test]
@@ -322,7 +368,7 @@ async fn a_gateway_that_is_to_end_answers_what_it_has_begun() {
 #[tokio::test]
 async fn one_sandbox_takes_only_so_many_requests_at_once() {
     let bed = Bed::with(gateway::LimitsConfig {
-        per_sandbox: 1,
+        per_ports: 1,
         ..gateway::LimitsConfig::default()
     });
     let (id, other) = (bed.make(Value::Null).await, bed.make(Value::Null).await);
@@ -333,6 +379,8 @@ async fn one_sandbox_takes_only_so_many_requests_at_once() {
     assert_eq!(refused.header("retry-after"), Some("1"));
     refused.is(429);
     assert_eq!(ask(&bed, to_port(&other, port, "/stream")).await.status, 200);
+    // Strangers at its ports keep nobody from its processes and files.
+    assert_eq!(ask(&bed, to_port(&id, 49983, "/health")).await.status, 200);
     drop(first);
     assert_eq!(ask(&bed, to_port(&id, port, "/stream")).await.status, 200);
 }

@@ -61,16 +61,26 @@ impl Caller {
                     .into(),
             ));
         }
-        if let Request::Run(config) = request {
-            if self.scope == Scope::Gateway {
-                if self.tenant.is_none() {
-                    return Err(invalid(
-                        "whoever makes a sandbox on this socket names its tenant".into(),
-                    ));
+        let makes = matches!(
+            request,
+            Request::Run(_) | Request::Clone(_) | Request::MakeSnapshot(_) | Request::Rollback(_)
+        );
+        if self.scope == Scope::Gateway && makes && self.tenant.is_none() {
+            return Err(invalid(
+                "whoever makes something on this socket names its tenant".into(),
+            ));
+        }
+        match request {
+            Request::Run(config) => {
+                if self.scope == Scope::Gateway {
+                    check(config)?;
                 }
-                check(config)?;
+                config.owner.clone_from(&self.tenant);
             }
-            config.owner.clone_from(&self.tenant);
+            Request::Clone(config) if self.scope == Scope::Gateway && !config.ports.is_empty() => {
+                return Err(not_for_gateways("publishes ports of the host"));
+            }
+            _ => (),
         }
         Ok(())
     }
@@ -179,9 +189,13 @@ fn check(config: &SandboxConfig) -> Result<(), Error> {
     } else {
         return Ok(());
     };
-    Err(invalid(format!(
+    Err(not_for_gateways(refused))
+}
+
+fn not_for_gateways(refused: &str) -> Error {
+    invalid(format!(
         "a sandbox that {refused} is not for gateways to ask for: ask on basaltd.sock of the state directory"
-    )))
+    ))
 }
 
 #[cfg(test)]
@@ -208,6 +222,13 @@ mod tests {
         let nobody = Caller::new(Scope::Gateway, None).unwrap();
         assert!(nobody.admit(&mut run).is_err());
         gateway().admit(&mut run).unwrap();
+        let mut clone = Request::Clone(CloneConfig::default());
+        assert!(nobody.admit(&mut clone).is_err());
+        let mut publishes = Request::Clone(CloneConfig {
+            ports: vec!["80:80".to_owned()],
+            ..CloneConfig::default()
+        });
+        assert!(gateway().admit(&mut publishes).is_err());
         for name in ["", "a b", "a/b", "ä", &"x".repeat(65)] {
             assert!(Caller::new(Scope::Admin, Some(name.into())).is_err(), "{name:?}");
         }

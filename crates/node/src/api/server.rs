@@ -582,8 +582,15 @@ impl Connection<'_> {
         Ok(Reply::Done)
     }
 
+    /// One of several things. What is too large for a packet is left out: the rest of a list is not to be lost with it.
     fn item(&self, item: Item) -> Result<(), Error> {
-        let sent = self.send(&Packet::Item(item), &[]);
-        sent.map_err(|_| Error::Cancelled)
+        let bytes = serde_json::to_vec(&Packet::Item(item)).map_err(|_| Error::Cancelled)?;
+        match self.socket.send(&bytes, &[]) {
+            Err(error @ PacketError::TooLarge(_)) => {
+                log::error!("something is left out of an answer: {error}");
+                Ok(())
+            }
+            sent => sent.map_err(|_| Error::Cancelled),
+        }
     }
 }

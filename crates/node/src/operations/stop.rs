@@ -106,10 +106,11 @@ impl Node {
             how: PowerAction::PowerOff,
             grace_ms: u32::try_from(grace.as_millis()).unwrap_or(u32::MAX),
         };
-        let limit = Some(self.config.limits.answer + grace);
+        let limit = Some(self.config.limits.answer);
         let ordered = agent.set_read_timeout(limit).and_then(|()| agent.shutdown(shutdown));
         ordered.map_err(failed)?;
-        entry.wait(Some(self.config.limits.power_off), Inner::has_ended);
+        // The agent answers before it begins, and takes the grace from then on.
+        entry.wait(Some(grace + self.config.limits.power_off), Inner::has_ended);
         Ok(())
     }
 
