@@ -147,6 +147,18 @@ impl Broker {
         }
     }
 
+    /// The how manieth server it has.
+    #[cfg(test)]
+    pub(crate) fn generation(&self) -> u64 {
+        self.lock().generation
+    }
+
+    /// Hears what such a server said, whether another is there meanwhile or not.
+    #[cfg(test)]
+    pub(crate) fn hear(&self, stream: UnixStream, generation: u64) -> Result<(), agent_api::Error> {
+        self.listen(&mut FrameReader::new(stream), generation)
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

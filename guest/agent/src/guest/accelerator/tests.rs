@@ -372,14 +372,17 @@ fn what_a_server_said_before_the_next_one_came_ends_nobody() {
     let mut host = Host::new(&broker);
     let program = client(&broker);
     let number = host.serve(&program, None);
-    // So much that it is not read when the next one begins.
-    let mut bytes = Vec::new();
-    let writer = FrameWriter::new(&mut bytes);
-    (0..2000).for_each(|_| send(&writer, &FromHost::Over { client: 99 }).unwrap());
-    send(&writer, &FromHost::Over { client: number }).unwrap();
-    host.writer.with(|mut stream| stream.write_all(&bytes)).unwrap();
+    let before = broker.generation();
     let next = Host::resumed(&broker, &[number]);
-    std::thread::sleep(Duration::from_millis(200));
+    let end = Instant::now() + MOST;
+    while broker.generation() == before {
+        assert!(Instant::now() < end, "the next one does not begin");
+        std::thread::yield_now();
+    }
+    // What was under way, and is read behind that.
+    let (said, heard) = UnixStream::pair().unwrap();
+    send(&FrameWriter::new(said), &FromHost::Over { client: number }).unwrap();
+    broker.hear(heard, before).unwrap();
     next.go_on(number, 0);
     assert_eq!(answer(&program).unwrap().0, "+");
 }
