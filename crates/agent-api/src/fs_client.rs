@@ -98,6 +98,7 @@ impl<S: Duplex> Connection<S> {
                 at: 0,
                 length: 0,
                 end: None,
+                ended: false,
             }),
             other => Err(unexpected(other)),
         }
@@ -146,7 +147,10 @@ impl<S: Duplex> Connection<S> {
         let path = path.into();
         self.send_fs(user, FsRequest::Watch { path, recursive })?;
         self.answer().and_then(done)?;
-        Ok(Watching { connection: self })
+        Ok(Watching {
+            connection: self,
+            ended: false,
+        })
     }
 
     /// Connects to a port of the machine's loopback addresses: the stream is the port's from then on. Its ends are passed on, each
@@ -177,7 +181,6 @@ impl<S: Duplex> Connection<S> {
     }
 }
 
-/// A failure that has a name is an error here.
 /// A file that is being read. Read to its end, [`Reading::finish`] tells how it went.
 #[derive(Debug)]
 pub struct Reading<'c, S: Duplex> {
@@ -192,6 +195,8 @@ pub struct Reading<'c, S: Duplex> {
     length: usize,
     /// The answer that came behind the last frame.
     end: Option<Result<(), Error>>,
+    /// It has come.
+    ended: bool,
 }
 
 impl<S: Duplex> Reading<'_, S> {
@@ -202,7 +207,7 @@ impl<S: Duplex> Reading<'_, S> {
             // What fails is the end.
             drop(self.read(&mut rest));
         }
-        self.end.unwrap_or(Err(Error::Closed("a file was read")))
+        self.end.take().unwrap_or(Err(Error::Closed("a file was read")))
     }
 
     /// Waits for the next frame with something in it; false at the end.
@@ -222,6 +227,7 @@ impl<S: Duplex> Reading<'_, S> {
                 }
                 kind::CONTROL => {
                     let reply = serde_json::from_slice(frame.payload).map_err(Error::Malformed)?;
+                    self.ended = true;
                     self.end = Some(match reply {
                         Reply::Done if self.left == 0 => Ok(()),
                         Reply::RequestFailed(failure) => Err(failure.into()),
@@ -231,6 +237,15 @@ impl<S: Duplex> Reading<'_, S> {
                 }
                 other => return Err(Error::UnexpectedFrame(other)),
             }
+        }
+    }
+}
+
+/// What was not read would be taken for the next answer.
+impl<S: Duplex> Drop for Reading<'_, S> {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.connection.stream().close();
         }
     }
 }
@@ -270,6 +285,16 @@ impl<S: Duplex> Read for Reading<'_, S> {
 #[derive(Debug)]
 pub struct Watching<'c, S: Duplex> {
     connection: &'c mut Connection<S>,
+    ended: bool,
+}
+
+/// What comes on would be taken for the next answer.
+impl<S: Duplex> Drop for Watching<'_, S> {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.connection.stream().close();
+        }
+    }
 }
 
 impl<S: Duplex> Watching<'_, S> {
@@ -283,13 +308,16 @@ impl<S: Duplex> Watching<'_, S> {
     }
 
     /// Ends it; what happened until then and was not read yet.
-    pub fn end(self) -> Result<Vec<WatchEvent>, Error> {
+    pub fn end(mut self) -> Result<Vec<WatchEvent>, Error> {
         send_request(&self.connection.writer, &Request::Detach)?;
         let mut rest = Vec::new();
         loop {
             match self.connection.answer()? {
                 Reply::Watched(events) if rest.len() < MAX_ENTRIES => rest.extend(events),
-                Reply::Done => return Ok(rest),
+                Reply::Done => {
+                    self.ended = true;
+                    return Ok(rest);
+                }
                 other => return Err(unexpected(other)),
             }
         }

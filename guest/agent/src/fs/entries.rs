@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use agent_api::{Entry, EntryKind, MAX_ENTRIES, OsText};
+use agent_api::{Entry, EntryKind, MAX_ENTRIES, OsText, RequestFailure};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
@@ -102,13 +102,20 @@ impl Lister {
             depth: usize::try_from(depth).unwrap_or(usize::MAX).max(1),
             read: 0,
         };
-        lister.enter(path, OFlags::empty())?;
-        Ok(lister)
+        match lister.enter(path, OFlags::empty())? {
+            Some(failure) => Err(failure),
+            None => Ok(lister),
+        }
     }
 
-    fn enter(&mut self, path: &Path, flags: OFlags) -> Result<()> {
+    /// Goes into a directory, or says why it cannot be read. More entries than a list may have are an error.
+    fn enter(&mut self, path: &Path, flags: OFlags) -> Result<Option<RequestFailure>> {
         let names = DirectoryNames::read(path, flags, MAX_ENTRIES.saturating_sub(self.read));
-        let Some(names) = names.map_err(failed("listing", path))? else {
+        let names = match names {
+            Ok(names) => names,
+            Err(error) => return Ok(Some(failed("listing", path)(error))),
+        };
+        let Some(names) = names else {
             return Err(invalid(format!(
                 "there are more than {MAX_ENTRIES} entries: list a part of them, or less deep"
             )));
@@ -118,24 +125,25 @@ impl Lister {
             path: path.to_owned(),
             names,
         });
-        Ok(())
+        Ok(None)
     }
 
-    /// Looks at what is next and goes into it, if it is a directory that is not too deep.
+    /// Looks at what is next and goes into it, if it is a directory that is not too deep. What cannot be looked at, such as what is mounted by
+    /// a program that has ended, is left out, and what cannot be read is not gone into: the others are listed.
     fn visit(&mut self, path: &Path) -> Result<Option<Entry>> {
         if path.as_os_str().as_bytes().len() > MAX_PATH {
             return Ok(None);
         }
-        let entry = match self.looker.look(path) {
-            Ok(entry) => entry,
-            Err(failure) if is_gone(&failure) => return Ok(None),
-            Err(failure) => return Err(failure),
+        let Ok(entry) = self.looker.look(path) else {
+            return Ok(None);
         };
-        if entry.kind == EntryKind::Directory && self.levels.len() < self.depth {
-            match self.enter(path, OFlags::NOFOLLOW) {
-                Err(failure) if is_gone(&failure) => return Ok(None),
-                entered => entered?,
-            }
+        let enters = entry.kind == EntryKind::Directory && self.levels.len() < self.depth;
+        if enters
+            && self
+                .enter(path, OFlags::NOFOLLOW)?
+                .is_some_and(|failure| is_gone(&failure))
+        {
+            return Ok(None);
         }
         Ok(Some(entry))
     }

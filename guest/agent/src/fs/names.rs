@@ -11,6 +11,9 @@ use rustix::io::Errno;
 /// How a directory is opened.
 pub(super) const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
+/// The most bytes of one directory's names: more are of a file system that never ends.
+const MOST_BYTES: usize = 64 << 20;
+
 /// Names, one behind the other, each with a zero.
 #[derive(Debug, Default)]
 pub(super) struct Names {
@@ -26,7 +29,7 @@ impl Names {
         let directory = openat(CWD, path, DIRECTORY | flags, Mode::empty())?;
         let mut names = Self::default();
         for name in entries(directory)? {
-            if names.starts.len() >= most {
+            if names.starts.len() >= most || names.bytes.len() > MOST_BYTES {
                 return Ok(None);
             }
             names.push(name?.file_name());
