@@ -12,7 +12,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use agent::{Reaper, RootMode, Server, ServerConfig};
+use agent::{Reaper, Server, ServerConfig};
 use agent_api::{ExecRequest, PROTOCOL};
 use axum::Router;
 use axum::body::Body;
@@ -203,17 +203,8 @@ async fn serve(State(service): State<Arc<Service>>, request: Request<Body>) -> R
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
     let port: u16 = arguments.next().ok_or("say the port to listen at")?.parse()?;
-    let config = ServerConfig {
-        token: None,
-        root: RootMode::AsIs,
-        cgroups: None,
-        power: None,
-        log: None,
-        clones: None,
-        started_ns: agent::boottime_ns(),
-    };
     let guest = InProcess {
-        server: Server::new(config, Reaper::start()?),
+        server: Server::new(ServerConfig::in_place(), Reaper::start()?),
         command: ExecRequest {
             env: vec![format!("PATH={}", std::env::var("PATH")?).into()],
             cwd: "/".into(),

@@ -79,6 +79,21 @@ pub struct ServerConfig {
     pub started_ns: u64,
 }
 
+impl ServerConfig {
+    /// Of one that only starts commands, where it runs itself and for whoever has its socket: for tests, and to be added to.
+    pub fn in_place() -> Self {
+        Self {
+            token: None,
+            root: RootMode::AsIs,
+            cgroups: None,
+            power: None,
+            log: None,
+            clones: None,
+            started_ns: crate::boottime_ns(),
+        }
+    }
+}
+
 /// A server; clones are the same one.
 #[derive(Clone)]
 pub struct Server(pub(crate) Arc<Inner>);

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use agent::{Cgroups, Clones, Error as AgentError, Reidentified, RootMode, Server, ServerConfig};
+use agent::{Cgroups, Clones, Error as AgentError, Reidentified, Server, ServerConfig};
 use agent_api::{Connection, Error, Event, ExecRequest, Kept, Reidentify, Which};
 use common::{connect_to, gone, reaper, sh, text};
 
@@ -76,13 +76,9 @@ impl Machine {
             hooks: dir.join("hooks"),
         };
         let config = ServerConfig {
-            token: None,
-            root: RootMode::AsIs,
             cgroups: Some(Cgroups::at(&mount).unwrap()),
-            power: None,
-            log: None,
             clones: Some(clones),
-            started_ns: 0,
+            ..ServerConfig::in_place()
         };
         Self {
             server: Server::new(config, reaper()),

@@ -319,13 +319,8 @@ fn the_agent_says_how_much_there_is() {
 #[test]
 fn nothing_is_done_before_there_is_a_root() {
     let config = agent::ServerConfig {
-        token: None,
         root: agent::RootMode::Prepared(Box::new(|_| Ok(()))),
-        cgroups: None,
-        power: None,
-        log: None,
-        clones: None,
-        started_ns: 0,
+        ..agent::ServerConfig::in_place()
     };
     let server = agent::Server::new(config, common::reaper());
     let refusal = |result: Result<(), Error>| match result {

@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use agent::{RootMode, Server, ServerConfig};
+use agent::{Server, ServerConfig};
 use agent_api::log::{What, read};
 use agent_api::{Connection, ExecRequest, ExitStatus};
 use common::{connect_to, reaper, sh, text};
@@ -17,17 +17,12 @@ use common::{connect_to, reaper, sh, text};
 fn server() -> (Server, mpsc::Receiver<UnixStream>) {
     let (give, logs) = mpsc::channel();
     let config = ServerConfig {
-        token: None,
-        root: RootMode::AsIs,
-        cgroups: None,
-        power: None,
         log: Some(Box::new(move || {
             let (near, far) = UnixStream::pair()?;
             give.send(far).unwrap();
             Ok(near)
         })),
-        clones: None,
-        started_ns: 0,
+        ..ServerConfig::in_place()
     };
     (Server::new(config, reaper()), logs)
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use agent_api::message::{FsRequest, Reply, Request, kind};
 use agent_api::{Duplex, Error, RequestFailureKind};
 use common::connect;
-use wire::{FrameReader, FrameWriter};
+use common::raw::{ask, raw, reply};
 
 const LIMIT: Option<Duration> = Some(Duration::from_secs(60));
 
@@ -134,24 +134,6 @@ fn a_server_may_listen_by_ipv6_alone() {
     dial(port).read_to_end(&mut all).unwrap();
     assert_eq!(all, b"six");
     server.join().unwrap();
-}
-
-/// A connection without a client.
-fn raw() -> (FrameReader<UnixStream>, FrameWriter<UnixStream>) {
-    let stream = connect().into_stream();
-    stream.set_read_timeout(LIMIT).unwrap();
-    let writer = FrameWriter::new(Duplex::try_clone(&stream).unwrap());
-    (FrameReader::new(stream), writer)
-}
-
-fn ask(writer: &FrameWriter<UnixStream>, request: &Request) {
-    let json = serde_json::to_vec(request).unwrap();
-    writer.send(kind::CONTROL, 0, &json).unwrap();
-}
-
-fn reply(reader: &mut FrameReader<UnixStream>) -> Reply {
-    let frame = reader.read().unwrap().unwrap();
-    serde_json::from_slice(frame.payload).unwrap()
 }
 
 /// A port that nobody has: it was somebody's just now.

@@ -8,11 +8,11 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use agent_api::message::{FsRequest, Reply, Request, kind};
+use agent_api::message::{FsRequest, Reply, Request};
 use agent_api::{Connection, Duplex, Error, RequestFailureKind, WatchEvent, WatchEventKind as Kind, Watching};
 use common::connect;
 use common::files::at;
-use wire::{FrameReader, FrameWriter};
+use common::raw::{ask, raw, reply};
 
 /// One write, and not an emptying besides.
 fn append(path: &str) {
@@ -198,24 +198,6 @@ fn what_cannot_be_watched_is_refused_by_name() {
     let watching = connection.fs_watch(None, "/proc/sys", true).unwrap();
     watching.end().unwrap();
     connection.ping().unwrap();
-}
-
-/// A connection without a client.
-fn raw() -> (FrameReader<UnixStream>, FrameWriter<UnixStream>) {
-    let stream = connect().into_stream();
-    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-    let writer = FrameWriter::new(Duplex::try_clone(&stream).unwrap());
-    (FrameReader::new(stream), writer)
-}
-
-fn ask(writer: &FrameWriter<UnixStream>, request: &Request) {
-    let json = serde_json::to_vec(request).unwrap();
-    writer.send(kind::CONTROL, 0, &json).unwrap();
-}
-
-fn reply(reader: &mut FrameReader<UnixStream>) -> Reply {
-    let frame = reader.read().unwrap().unwrap();
-    serde_json::from_slice(frame.payload).unwrap()
 }
 
 fn watch(path: &str) -> Request {

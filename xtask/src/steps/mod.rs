@@ -252,7 +252,7 @@ const HINT_KERNEL: &str = "the guest kernel is built by kernel/recipe.sh from De
 const HINT_LAB: &str = "the lab's parts come from Debian packages; see whether `apt-get update` works";
 const HINT_CLIENTS: &str =
     "the clients come from Debian packages and by pip; see whether `apt-get update` works, and PyPI can be reached";
-const HINT_SDKS: &str = "the SDKs come by pip and npm; see whether PyPI and npm can be reached, and Node 20 is there";
+const HINT_SDKS: &str = "the SDKs come by pip and npm; see whether PyPI and npm can be reached";
 const HINT_IMAGE: &str = "images are made of Debian packages; see whether `apt-get update` works";
 
 /// From a bare machine to programs, assets and the python image. The slowest come first: what needs a processor runs

@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use agent::{Reaper, RootMode, Server, ServerConfig};
+use agent::{Reaper, Server, ServerConfig};
 use agent_api::{ExecRequest, OsText, PROTOCOL};
 use axum::body::{Body, BodyDataStream};
 use base64::Engine;
@@ -23,18 +23,7 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 /// The one agent of this process, with root `/`.
 fn server() -> &'static Server {
     static SERVER: OnceLock<Server> = OnceLock::new();
-    SERVER.get_or_init(|| {
-        let config = ServerConfig {
-            token: None,
-            root: RootMode::AsIs,
-            cgroups: None,
-            power: None,
-            log: None,
-            clones: None,
-            started_ns: agent::boottime_ns(),
-        };
-        Server::new(config, Reaper::start().unwrap())
-    })
+    SERVER.get_or_init(|| Server::new(ServerConfig::in_place(), Reaper::start().unwrap()))
 }
 
 /// An agent in this process, and what its commands begin with.

@@ -72,7 +72,7 @@ pub(crate) struct Bed {
     pub(crate) key: String,
     /// A key of the tenant `two`.
     pub(crate) other_key: String,
-    pub(crate) directory: tempfile::TempDir,
+    _directory: tempfile::TempDir,
 }
 
 /// An answer that has come to its end.
@@ -118,7 +118,7 @@ impl Bed {
             other_key: make_key(store.as_ref(), "two"),
             node,
             store,
-            directory,
+            _directory: directory,
         }
     }
 
@@ -130,12 +130,6 @@ impl Bed {
             burst: number(burst),
             ..LimitsConfig::default()
         })
-    }
-
-    /// What such a gateway is made of.
-    pub(crate) fn parts(&self) -> Parts {
-        let state = self.directory.path().join("state");
-        parts(&self.node, &self.store, &state, LimitsConfig::default())
     }
 
     /// Sends a request.

@@ -3,6 +3,7 @@
 
 pub(crate) mod files;
 pub(crate) mod kept;
+pub(crate) mod raw;
 
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -11,7 +12,7 @@ use std::sync::{Once, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use agent::{Cgroups, Reaper, RootMode, Server, ServerConfig};
+use agent::{Cgroups, Reaper, Server, ServerConfig};
 use agent_api::{Connection, ExecRequest, ExitStatus, Token};
 
 /// The one reaper of this process.
@@ -74,12 +75,8 @@ extern "C" fn sweep() {
 pub(crate) fn server_with(token: Option<Token>, cgroups: Option<Cgroups>) -> Server {
     let config = ServerConfig {
         token,
-        root: RootMode::AsIs,
         cgroups,
-        power: None,
-        log: None,
-        clones: None,
-        started_ns: agent::boottime_ns(),
+        ..ServerConfig::in_place()
     };
     Server::new(config, reaper())
 }

@@ -1,8 +1,7 @@
 //! A node that has no machines: it keeps sandboxes, snapshots and templates as values, and answers what the gateway asks as `basaltd` would.
 //! For tests and development alone. Knows nothing of the gateway.
 
-pub mod agent;
-pub mod socket;
+mod agent;
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -18,19 +17,16 @@ use node_api::{
 };
 use serde_json::json;
 
-use self::agent::Agent;
-
 /// The id of the template that there is, whose name is `base`.
-pub const BASE: &str = "b45eb45eb45eb45eb45eb45eb45eb45eb45eb45eb45eb45eb45eb45eb45eb45e";
+pub(crate) const BASE: &str = "b45eb45eb45eb45eb45eb45eb45eb45eb45eb45eb45eb45eb45eb45eb45eb45e";
 
 /// An answer: items, the reply, descriptors.
-pub type Answered = (Vec<Item>, Result<Reply, ApiError>, Vec<OwnedFd>);
+pub(crate) type Answered = (Vec<Item>, Result<Reply, ApiError>, Vec<OwnedFd>);
 
 /// The node.
 #[derive(Debug, Default)]
-pub struct FakeNode {
+pub(crate) struct FakeNode {
     state: Mutex<Kept>,
-    agent: Agent,
 }
 
 #[derive(Debug, Default)]
@@ -46,7 +42,7 @@ struct Kept {
     refused: BTreeMap<&'static str, ErrorKind>,
 }
 
-pub fn now_ns() -> u64 {
+pub(crate) fn now_ns() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
     u64::try_from(since.as_nanos()).unwrap()
 }
@@ -63,13 +59,13 @@ fn missing(what: &str) -> ApiError {
     refusal(ErrorKind::NotFound, &format!("there is no {what}"))
 }
 
-pub fn resources() -> Resources {
+pub(crate) fn resources() -> Resources {
     let json = json!({"cpus": 2, "memory": ByteSize::mib(512), "disk": ByteSize::gib(1)});
     serde_json::from_value(json).unwrap()
 }
 
 /// The templates that there are.
-pub fn templates() -> Vec<Template> {
+pub(crate) fn templates() -> Vec<Template> {
     let one = |id: &str, name: &str, networked| Template {
         id: id.to_owned(),
         names: vec![name.to_owned()],
@@ -114,14 +110,6 @@ fn name(request: &Request) -> &'static str {
 }
 
 impl FakeNode {
-    /// One whose sandboxes have such an agent.
-    pub fn with(agent: Agent) -> Self {
-        Self {
-            agent,
-            ..Self::default()
-        }
-    }
-
     fn lock(&self) -> MutexGuard<'_, Kept> {
         let mut kept = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         kept.end_overdue();
@@ -129,12 +117,12 @@ impl FakeNode {
     }
 
     /// How often a request of this name was answered.
-    pub fn asked(&self, name: &str) -> u64 {
+    pub(crate) fn asked(&self, name: &str) -> u64 {
         self.lock().asked.get(name).copied().unwrap_or(0)
     }
 
     /// Refuses requests of this name from now on, or none any more.
-    pub fn refuse(&self, name: &'static str, kind: Option<ErrorKind>) {
+    pub(crate) fn refuse(&self, name: &'static str, kind: Option<ErrorKind>) {
         let mut kept = self.lock();
         match kind {
             Some(kind) => kept.refused.insert(name, kind),
@@ -143,22 +131,22 @@ impl FakeNode {
     }
 
     /// Changes a sandbox as its own life would.
-    pub fn change(&self, id: &str, change: impl FnOnce(&mut Sandbox)) {
+    pub(crate) fn change(&self, id: &str, change: impl FnOnce(&mut Sandbox)) {
         change(self.lock().sandboxes.get_mut(id).unwrap());
     }
 
     /// One of them.
-    pub fn sandbox(&self, id: &str) -> Option<Sandbox> {
+    pub(crate) fn sandbox(&self, id: &str) -> Option<Sandbox> {
         self.lock().sandboxes.get(id).cloned()
     }
 
     /// The names of the snapshots.
-    pub fn snapshots(&self) -> Vec<String> {
+    pub(crate) fn snapshots(&self) -> Vec<String> {
         self.lock().snapshots.keys().cloned().collect()
     }
 
     /// Answers, for this tenant if there is one.
-    pub fn answer(&self, tenant: Option<&str>, request: Request) -> Answered {
+    pub(crate) fn answer(&self, tenant: Option<&str>, request: Request) -> Answered {
         let mut kept = self.lock();
         let name = name(&request);
         *kept.asked.entry(name).or_default() += 1;
@@ -175,7 +163,7 @@ impl FakeNode {
         let mut reply = kept.reply(request, &mut items, &mut fds);
         if let Ok(Reply::Agent { version, .. }) = &mut reply {
             drop(kept);
-            let (stream, speaks) = self.agent.start();
+            let (stream, speaks) = agent::connect();
             fds.push(stream);
             *version = Some(speaks);
         }
