@@ -68,6 +68,18 @@ pub(crate) fn handed_over((here, save): (&World, &[&str; 3]), there: &World) -> 
     serde_json::from_slice(&loading.stdout).unwrap()
 }
 
+/// Writes over a part of the snapshot's memory, and has its checksums be of that. The daemon may make some just then, of what was there.
+fn write_over(world: &World, bytes: &[u8]) {
+    let place = world.path("state/snapshots/mine/memory");
+    let memory = File::options().write(true).open(place).unwrap();
+    memory.write_all_at(bytes, 8 << 20).unwrap();
+    wait_for("checksums of what is there", || {
+        drop(fs::remove_file(world.path("state/snapshots/mine/memory.sums")));
+        let verified = world.verb(&["snapshot", "verify", "mine"]);
+        verified.status.success().then_some(())
+    });
+}
+
 fn saved(world: &World, words: &[&str]) -> PathBuf {
     let path = world.path("mine.basalt");
     let mut command = vec!["snapshot", "save", "-o", path.to_str().unwrap(), "mine"];
@@ -248,13 +260,9 @@ pub(crate) fn half_loaded(world: &World, kind: &str, bytes: &[u8]) -> Child {
 pub(crate) fn whoever_dies_while_loading_leaves_nothing() {
     let here = with_snapshot();
     // Noise, so that the first half has the record and a part of the memory.
-    let memory = File::options()
-        .write(true)
-        .open(here.path("state/snapshots/mine/memory"))
-        .unwrap();
     let mut noise = vec![0; 4 << 20];
     rustix::rand::getrandom(&mut noise, rustix::rand::GetRandomFlags::empty()).unwrap();
-    memory.write_all_at(&noise, 8 << 20).unwrap();
+    write_over(&here, &noise);
     let bytes = fs::read(saved(&here, &[])).unwrap();
     let half = &bytes[..bytes.len() / 2];
     let there = elsewhere();
@@ -325,11 +333,7 @@ pub(crate) fn whoever_dies_while_loading_leaves_nothing() {
 
 pub(crate) fn a_full_disk_leaves_nothing() {
     let here = with_snapshot();
-    let memory = File::options()
-        .write(true)
-        .open(here.path("state/snapshots/mine/memory"))
-        .unwrap();
-    memory.write_all_at(&vec![b'x'; 8 << 20], 8 << 20).unwrap();
+    write_over(&here, &vec![b'x'; 8 << 20]);
     let path = saved(&here, &[]);
     let there = elsewhere();
     let place = there.path("state/snapshots");
@@ -347,7 +351,7 @@ pub(crate) fn a_full_disk_leaves_nothing() {
     let target = there.path("state/snapshots/x.basalt");
     let mut noise = vec![0; 8 << 20];
     rustix::rand::getrandom(&mut noise, rustix::rand::GetRandomFlags::empty()).unwrap();
-    memory.write_all_at(&noise, 8 << 20).unwrap();
+    write_over(&here, &noise);
     let told = refused(&here, &["snapshot", "save", "-o", target.to_str().unwrap(), "mine"]);
     assert!(
         told.contains("No space left on device") && told.contains("nothing of it stays"),
