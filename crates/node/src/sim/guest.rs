@@ -5,6 +5,7 @@ use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
+use std::time::Duration;
 
 use agent_api::message::{AgentInfo, PROTOCOL, Reply, Request, kind};
 use agent_api::{ExitStatus, PciDevice, PciRequest, PowerAction};
@@ -147,6 +148,18 @@ impl Guest {
                 Reply::Reidentified {
                     boot_id: "a-boot".to_owned(),
                 }
+            }
+            // The answer comes before the grace, which is for its processes.
+            Request::Shutdown(shutdown) if shutdown.grace_ms > 0 => {
+                let (machine, grace) = (
+                    Arc::clone(&self.machine),
+                    Duration::from_millis(shutdown.grace_ms.into()),
+                );
+                std::thread::spawn(move || {
+                    std::thread::sleep(grace);
+                    machine.ends_in_order();
+                });
+                Reply::Done
             }
             Request::Shutdown(shutdown) => return Some((Reply::Done, shutdown.how == PowerAction::PowerOff)),
             _ => Reply::Done,

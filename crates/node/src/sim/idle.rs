@@ -75,3 +75,21 @@ fn a_clone_has_the_variables_labels_and_time_that_it_is_asked_for_with() {
         "{env:?}"
     );
 }
+
+/// It is for what runs in it that the grace is, and its disks are written behind that.
+#[test]
+fn one_without_a_command_has_its_grace_when_it_is_stopped() {
+    let mut world = World::new();
+    world.powers_off_within(Duration::from_millis(400));
+    world.run(idle("web")).unwrap();
+    let machine = world.machines.alive().into_iter().next().unwrap();
+    world
+        .node()
+        .stop(&world.entry("web"), Duration::from_millis(800))
+        .unwrap();
+    assert!(
+        machine.lock().history.contains(&"powered off"),
+        "it was killed in its grace"
+    );
+    assert_eq!(world.entry("web").stored().sandbox.ended, Some(Ended::Stopped));
+}

@@ -55,7 +55,7 @@ use self::faults::{Crashed, Faults};
 use self::machine::Machines;
 use self::network::Network;
 use crate::Error;
-use crate::config::{Config, Programs, Zeroing};
+use crate::config::{Config, Programs, TimeLimits, Zeroing};
 use crate::node::{Node, Parts};
 use crate::operations::stages::Started;
 use crate::resources::budget::{HostNumbers, Space};
@@ -86,6 +86,8 @@ pub(crate) struct World {
     boot: String,
     /// How much memory its daemons have zeroed ahead.
     zeroed: ByteSize,
+    /// How long things may take for its daemons.
+    limits: TimeLimits,
     node: Option<Arc<Node>>,
 }
 
@@ -166,6 +168,7 @@ impl World {
             kernel: devices::kernel(&faults),
             boot: "first".to_owned(),
             zeroed,
+            limits: TimeLimits::REAL,
             faults,
             directory,
             node: None,
@@ -187,6 +190,7 @@ impl World {
                 ahead: self.zeroed,
                 ..Zeroing::default()
             },
+            limits: self.limits,
             ..crate::testing::config(path)
         };
         let (faults, daemon) = (self.faults.clone(), self.faults.next_daemon());
@@ -207,6 +211,12 @@ impl World {
         self.faults
             .die_by(move || weak.upgrade().iter().for_each(|node| forget_all(node)));
         self.node = Some(node);
+    }
+
+    /// With a daemon that waits no longer than this for machines that were told to power off.
+    pub(crate) fn powers_off_within(&mut self, power_off: Duration) {
+        self.limits.power_off = power_off;
+        self.restart();
     }
 
     pub(crate) fn node(&self) -> &Arc<Node> {
