@@ -9,10 +9,13 @@ use node_api::{
 
 use crate::world::{World, done};
 
-pub(crate) const CASES: &[(&str, fn())] = &[(
-    "a_gateway_reaches_its_tenants_sandboxes_and_nothing_else",
-    tenants_are_apart,
-)];
+pub(crate) const CASES: &[(&str, fn())] = &[
+    (
+        "a_gateway_reaches_its_tenants_sandboxes_and_nothing_else",
+        tenants_are_apart,
+    ),
+    ("a_sandbox_too_large_for_a_packet_hides_no_other", too_large_for_a_list),
+];
 
 /// A gateway that asks for one tenant.
 struct Gateway(Client);
@@ -176,4 +179,33 @@ fn tenants_are_apart() {
     assert_eq!(done(&world, &["ps", "--quiet"]).lines().count(), 2);
     done(&world, &["rm", "--force", "mine", "b"]);
     done(&world, &["snapshot", "rm", "s"]);
+}
+
+/// Its request is just small enough, and what is told of it is not.
+fn too_large_for_a_list() {
+    let world = World::new("");
+    done(
+        &world,
+        &["run", "-d", "--disk", "0", "--name", "a", "--no-command", "tiny"],
+    );
+    let mut admin = Client::connect(&world.path("state").join(node_api::SOCKET)).unwrap();
+    let sandbox = "a".to_owned();
+    let (Reply::Sandbox(a), _) = admin.ask(Request::Inspect { sandbox }).unwrap() else {
+        panic!()
+    };
+    let mut config = a.config;
+    (config.name, config.boot) = (Some("b".into()), true);
+    let small = serde_json::to_vec(&config).unwrap().len();
+    let label = "x".repeat(wire::packet::MAX_PACKET - small - 200);
+    config.labels.insert("l".into(), label);
+    let told = admin
+        .ask(Request::Run(Box::new(config.clone())))
+        .unwrap_err()
+        .to_string();
+    assert!(told.contains("cannot be sent"), "{told}");
+    (config.name, config.labels) = (Some("c".into()), [].into());
+    admin.ask(Request::Run(Box::new(config))).unwrap();
+    let listed = done(&world, &["ps"]);
+    assert!(listed.contains(" a ") && listed.contains(" c "), "{listed}");
+    done(&world, &["rm", "--force", "a", "b", "c"]);
 }

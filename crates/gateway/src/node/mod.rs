@@ -252,3 +252,48 @@ fn started(reply: Reply) -> Result<Sandbox, Error> {
 pub(crate) fn is_missing(error: &Error) -> bool {
     matches!(error, Error::Refused(refused) if refused.kind == node_api::ErrorKind::NotFound)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Condvar, Mutex};
+
+    use super::*;
+
+    /// One whose agents say nothing until it is told that they may.
+    #[derive(Default)]
+    struct Silent {
+        may_speak: Mutex<bool>,
+        told: Condvar,
+    }
+
+    impl Node for Silent {
+        fn ask(&self, _: &Owner, request: Request) -> Result<Answer, ClientError> {
+            if matches!(request, Request::Exec { .. }) {
+                let may_speak = self.may_speak.lock().unwrap();
+                drop(self.told.wait_while(may_speak, |may| !*may).unwrap());
+            }
+            Ok(Answer {
+                items: Vec::new(),
+                reply: Reply::Done,
+                fds: Vec::new(),
+            })
+        }
+    }
+
+    /// Also when nobody waits for it any more: a client that is gone gives back its seat, and not what it has begun.
+    #[tokio::test]
+    async fn a_silent_agent_keeps_few_turns() {
+        let silent = Arc::new(Silent::default());
+        let nodes = Nodes::new(Arc::clone(&silent) as _);
+        let exec = || Request::Exec { sandbox: "a".into() };
+        for _ in 0..3 * AT_ONCE {
+            let asked = tokio::time::timeout(Duration::from_millis(1), nodes.ask(&Owner::Gateway, exec()));
+            assert!(asked.await.is_err());
+        }
+        assert_eq!(nodes.turns.available_permits(), AT_ONCE - AGENTS);
+        nodes.done(&Owner::Gateway, Request::Prune).await.unwrap();
+        *silent.may_speak.lock().unwrap() = true;
+        silent.told.notify_all();
+        nodes.ask(&Owner::Gateway, exec()).await.unwrap();
+    }
+}
