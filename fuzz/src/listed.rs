@@ -56,13 +56,14 @@ fn add_cases(text: &str, found: &mut BTreeSet<String>) {
 fn add_tests(text: &str, found: &mut BTreeSet<String>) {
     let mut is_test = false;
     for line in text.lines().map(str::trim) {
-        if let Some((name, _)) = line.strip_prefix("fn ").and_then(|rest| rest.split_once('(')) {
+        let function = line.strip_prefix("async ").unwrap_or(line).strip_prefix("fn ");
+        if let Some((name, _)) = function.and_then(|rest| rest.split_once('(')) {
             if std::mem::take(&mut is_test) {
                 found.insert(name.to_owned());
             }
         } else {
             // Between the two are other attributes, if anything.
-            is_test = line == "#[test]" || is_test && line.starts_with("#[");
+            is_test = line == "#[test]" || line.starts_with("#[tokio::test") || is_test && line.starts_with("#[");
         }
     }
 }

@@ -8,6 +8,7 @@ mod balloon;
 mod bare;
 mod copy;
 mod devices;
+mod envd;
 mod export;
 mod guest;
 mod image;
@@ -32,6 +33,8 @@ pub(crate) fn all() -> Vec<Target> {
         messages::agent_requests(),
         messages::agent_replies(),
         messages::vmm_packets(),
+        envd::requests(),
+        envd::agent(),
         rings::hostile_peer(),
         guest::pci_config(),
         guest::virtqueue(),
