@@ -157,7 +157,11 @@ impl Guest {
                 );
                 std::thread::spawn(move || {
                     std::thread::sleep(grace);
-                    machine.ends_in_order();
+                    // If it was not killed before.
+                    if !machine.lock().has_hung_up() {
+                        machine.lock().note("powered off");
+                        machine.die();
+                    }
                 });
                 Reply::Done
             }

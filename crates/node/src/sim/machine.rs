@@ -190,14 +190,6 @@ impl Machine {
         self.hang_up();
     }
 
-    /// It powers off by itself, if it was not killed before.
-    pub(crate) fn ends_in_order(&self) {
-        if !self.lock().dead {
-            self.lock().note("powered off");
-            self.die();
-        }
-    }
-
     /// Its connections end with it.
     fn hang_up(&self) {
         let mut shown = self.lock();
