@@ -53,7 +53,12 @@ pub(crate) struct Limits {
     sandboxes: Seats,
     ports: Seats,
     pub(crate) connections: Arc<Semaphore>,
+    /// Changes that have begun, whether somebody waits for them or not.
+    changes: Arc<Semaphore>,
 }
+
+/// More changes than can be under way: each has a seat of a key.
+const CHANGES: u32 = 1 << 20;
 
 impl Limits {
     pub(crate) fn new(config: LimitsConfig) -> Self {
@@ -65,6 +70,7 @@ impl Limits {
             sandboxes: Seats::default(),
             ports: Seats::default(),
             connections: Arc::new(Semaphore::new(config.connections)),
+            changes: Arc::new(Semaphore::new(CHANGES as usize)),
         }
     }
 
@@ -77,6 +83,17 @@ impl Limits {
         }
         let seat = self.keys.take(key, self.config.per_key);
         seat.ok_or(Error::TooMany { after: 1 })
+    }
+
+    /// One more change that is carried out to its end.
+    pub(crate) fn change(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.changes).try_acquire_owned().ok()
+    }
+
+    /// Waits until none is under way.
+    pub(crate) async fn no_changes(&self) {
+        // Nobody closes it.
+        drop(self.changes.acquire_many(CHANGES).await);
     }
 
     /// One more request about a sandbox's processes and files.

@@ -16,6 +16,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, watch};
+use tokio::time::Instant;
 use tower::ServiceExt;
 
 use crate::api;
@@ -70,7 +71,7 @@ impl Service {
 pub async fn serve(gateway: Arc<Gateway>, listener: TcpListener, mut stop: watch::Receiver<bool>) -> io::Result<()> {
     let connections = Arc::clone(&gateway.limits.connections);
     let most = u32::try_from(connections.available_permits()).unwrap_or(u32::MAX);
-    let service = Service::new(gateway);
+    let service = Service::new(Arc::clone(&gateway));
     loop {
         // Whoever comes when all places are taken waits in the listener's queue.
         let place = tokio::select! {
@@ -93,7 +94,15 @@ pub async fn serve(gateway: Arc<Gateway>, listener: TcpListener, mut stop: watch
         }
     }
     drop(listener);
-    let all = tokio::time::timeout(DRAIN, connections.acquire_many(most)).await;
+    let end = Instant::now() + DRAIN;
+    let all = tokio::time::timeout_at(end, connections.acquire_many(most)).await;
+    // Those too whose client has left.
+    if tokio::time::timeout_at(end, gateway.limits.no_changes()).await.is_err() {
+        log::warn!(
+            "changes are cut, as they were still being made after {} s",
+            DRAIN.as_secs()
+        );
+    }
     if all.is_err() {
         let left = usize::try_from(most)
             .unwrap_or(usize::MAX)

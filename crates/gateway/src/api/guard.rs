@@ -41,12 +41,13 @@ pub(super) async fn guard(
         .next()
         .map(|(_, value)| value.chars().take(MAX_OBJECT).collect());
     // What has begun is done to its end and written down, whether somebody still waits for it or not.
+    let change = gateway.limits.change();
     let work = tokio::spawn(async move {
         let response = next.run(request).await;
         let object = response.extensions().get().map(|Object(name)| name.clone());
         let object = object.or(first).unwrap_or_default();
         audit(&gateway, &principal, action, object, response.status()).await;
-        drop(seat);
+        drop((seat, change));
         response
     });
     work.await.map_err(|error| Error::Task(error.to_string()))

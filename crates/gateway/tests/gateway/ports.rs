@@ -7,6 +7,7 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::Request as ServerRequest;
 use axum::routing::{any, get};
+use control::AuditLog;
 use http::{HeaderMap, Request, StatusCode};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -383,4 +384,32 @@ async fn one_sandbox_takes_only_so_many_requests_at_once() {
     assert_eq!(ask(&bed, to_port(&id, 49983, "/health")).await.status, 200);
     drop(first);
     assert_eq!(ask(&bed, to_port(&id, port, "/stream")).await.status, 200);
+}
+
+/// A client that asks for something and leaves has it all the same, also of a gateway that is told to end.
+#[tokio::test]
+async fn what_has_begun_is_done_before_the_gateway_ends() {
+    let bed = Bed::new();
+    let (address, stop, serving) = listen(&bed).await;
+    let go_on = bed.node.hold("run");
+    let mut client = TcpStream::connect(address).await.unwrap();
+    let body = json!({"templateID": "base"}).to_string();
+    let head = format!(
+        "POST /v2/sandboxes HTTP/1.1\r\nHost: a\r\nX-API-Key: {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+        bed.key,
+        body.len()
+    );
+    client.write_all(head.as_bytes()).await.unwrap();
+    until("what was asked for", async || bed.node.asked("run") == 1).await;
+    drop(client);
+    stop.send(true).unwrap();
+    // Nobody is accepted any more: only what has begun is waited for.
+    until("the end of its listening", async || {
+        TcpStream::connect(address).await.is_err()
+    })
+    .await;
+    assert!(!serving.is_finished());
+    go_on.send(()).unwrap();
+    serving.await.unwrap().unwrap();
+    assert_eq!(bed.store.audited(None, 9).unwrap().len(), 1);
 }

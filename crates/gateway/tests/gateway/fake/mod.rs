@@ -5,7 +5,7 @@ mod agent;
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use agent_api::ExecRequest;
@@ -38,6 +38,8 @@ struct Kept {
     tenant: Option<String>,
     /// Requests that were answered, by their name.
     asked: BTreeMap<&'static str, u64>,
+    /// What the next request of this name waits for.
+    held: BTreeMap<&'static str, mpsc::Receiver<()>>,
     /// What a request of this name is refused with.
     refused: BTreeMap<&'static str, ErrorKind>,
 }
@@ -130,6 +132,13 @@ impl FakeNode {
         };
     }
 
+    /// Has the next request of this name wait until it is told to go on.
+    pub(crate) fn hold(&self, name: &'static str) -> mpsc::Sender<()> {
+        let (go_on, held) = mpsc::channel();
+        self.lock().held.insert(name, held);
+        go_on
+    }
+
     /// Changes a sandbox as its own life would.
     pub(crate) fn change(&self, id: &str, change: impl FnOnce(&mut Sandbox)) {
         change(self.lock().sandboxes.get_mut(id).unwrap());
@@ -150,6 +159,11 @@ impl FakeNode {
         let mut kept = self.lock();
         let name = name(&request);
         *kept.asked.entry(name).or_default() += 1;
+        if let Some(held) = kept.held.remove(name) {
+            drop(kept);
+            held.recv().unwrap();
+            kept = self.lock();
+        }
         if let Some(kind) = kept.refused.get(name) {
             return (
                 Vec::new(),
