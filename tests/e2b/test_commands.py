@@ -81,7 +81,12 @@ def test_standard_input_is_streamed(sandbox):
 
 def test_a_command_that_takes_too_long(sandbox):
     with pytest.raises(TimeoutException):
-        sandbox.commands.run("sleep 100", timeout=2)
+        sandbox.commands.run("sleep 1000", timeout=2)
+    # The limit is the process's own, and not only that of waiting for it.
+    eventually(
+        lambda: not any("sleep 1000" in " ".join(process.args) for process in sandbox.commands.list()),
+        "the command is killed",
+    )
 
 
 def test_a_command_that_nobody_has(sandbox):

@@ -50,6 +50,10 @@ pub struct Kept {
     /// Whatever its client wants to see again in [`KeptCommand`]; at most 64 KiB.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub note: String,
+    /// How long it may run, in milliseconds of the guest's monotonic clock; then it is ended by SIGKILL, whoever is attached to it.
+    /// Without it, until it ends itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit_ms: Option<u64>,
 }
 
 impl Kept {

@@ -177,6 +177,7 @@ fn a_list_of_kept_commands_comes_in_parts_and_ends() {
         kept: Kept {
             tag: tag.map(str::to_owned),
             note: note.to_owned(),
+            ..Kept::default()
         },
     });
     assert_eq!(listed, expected);

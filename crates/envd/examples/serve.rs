@@ -17,7 +17,7 @@ use agent_api::{ExecRequest, PROTOCOL};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
-use envd::{Access, Connecting, Guest, GuestError, Opened, Sandbox, VERSION};
+use envd::{Access, Connecting, Guest, GuestError, Memory, Opened, Sandbox, VERSION};
 use http::{Method, Request, Response, StatusCode};
 use serde_json::{Value, json};
 
@@ -118,7 +118,12 @@ impl Service {
         let access = Access {
             token: Some(TOKEN.to_owned()),
         };
-        let sandbox = Sandbox::new(id.clone(), Arc::clone(&guest) as Arc<dyn Guest>, access);
+        let sandbox = Sandbox::new(
+            id.clone(),
+            Arc::clone(&guest) as Arc<dyn Guest>,
+            access,
+            &Memory::default(),
+        );
         sandboxes.insert(id.clone(), (sandbox, guest));
         Self::described(&id)
     }
@@ -195,7 +200,14 @@ async fn serve(State(service): State<Arc<Service>>, request: Request<Body>) -> R
             .map(|(_, (sandbox, _))| Arc::clone(sandbox))
     };
     let sandbox = id.as_ref().map_or_else(newest, |id| service.find(id));
-    let gone = || Sandbox::new(id.clone().unwrap_or_default(), Arc::new(Gone), Access::default());
+    let gone = || {
+        Sandbox::new(
+            id.clone().unwrap_or_default(),
+            Arc::new(Gone),
+            Access::default(),
+            &Memory::default(),
+        )
+    };
     sandbox.unwrap_or_else(gone).handle(request).await
 }
 

@@ -63,6 +63,9 @@ pub(crate) enum Error {
         "{0} requests to this sandbox are under way, which is the most; end some, such as watches and streams of processes' output"
     )]
     Busy(usize),
+    /// There is no memory left for it.
+    #[error("{0}")]
+    Memory(String),
     /// Something happened that was not seen.
     #[error("{0}")]
     DataLoss(String),
@@ -117,7 +120,7 @@ impl Error {
             Self::NoUser(_) | Self::Unauthorized(_) => Code::Unauthenticated,
             Self::Invalid(_) | Self::Body(_) => Code::InvalidArgument,
             Self::Precondition(_) => Code::FailedPrecondition,
-            Self::TooMuch(_) | Self::Busy(_) => Code::ResourceExhausted,
+            Self::TooMuch(_) | Self::Busy(_) | Self::Memory(_) => Code::ResourceExhausted,
             Self::DataLoss(_) => Code::DataLoss,
             Self::Forbidden(_) => Code::PermissionDenied,
             Self::Range { .. } => Code::OutOfRange,

@@ -10,6 +10,7 @@ mod error;
 mod files;
 mod filesystem;
 mod guest;
+mod memory;
 mod process;
 mod sandbox;
 mod signature;
@@ -17,6 +18,7 @@ mod state;
 
 pub use access::Access;
 pub use guest::{Connecting, Guest, GuestError, Opened};
+pub use memory::Memory;
 pub use sandbox::Sandbox;
 
 /// The version of envd whose behaviour is here: the SDKs decide by it what they may ask. Everything that they know of a newer one is

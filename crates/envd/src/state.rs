@@ -7,11 +7,14 @@ use agent_api::ExecRequest;
 use crate::agent::{Channel, Reach};
 use crate::error::Error;
 use crate::filesystem::Watchers;
+use crate::memory::Part;
 
 /// One sandbox, as those see it who answer a request.
 pub(crate) struct State {
     pub(crate) reach: Arc<Reach>,
     pub(crate) watchers: Arc<Watchers>,
+    /// How much may be held for its requests.
+    pub(crate) memory: Part,
 }
 
 impl State {

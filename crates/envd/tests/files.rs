@@ -10,7 +10,7 @@ use std::sync::Arc;
 use axum::body::Body;
 use bytes::Bytes;
 use common::{Gone, call, guarded, http, request, sandbox, whole};
-use envd::{Access, Sandbox};
+use envd::{Access, Memory, Sandbox};
 use serde_json::{Value, json};
 
 const BINARY: (&str, &str) = ("content-type", "application/octet-stream");
@@ -313,7 +313,7 @@ async fn a_page_of_another_origin_may_ask() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sandbox_that_does_not_run_says_so_as_the_sdks_expect() {
-    let sandbox = Sandbox::new("abc123", Arc::new(Gone), Access::default());
+    let sandbox = Sandbox::new("abc123", Arc::new(Gone), Access::default(), &Memory::default());
     let gone = json!({"sandboxId": "abc123", "message": "The sandbox was not found", "code": 502});
     let (status, answer) = http(&sandbox, "GET", "/health", &[], "").await;
     assert_eq!((status, json_of(&answer)), (502, gone.clone()));

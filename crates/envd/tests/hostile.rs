@@ -13,7 +13,7 @@ use agent_api::{
 };
 use axum::body::Body;
 use common::{call, http, request, stream};
-use envd::{Access, Connecting, Guest, Opened, Sandbox};
+use envd::{Access, Connecting, Guest, Memory, Opened, Sandbox};
 use http_body_util::BodyExt;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -73,7 +73,12 @@ impl Guest for Scripted {
 }
 
 fn sandbox(script: Script) -> Arc<Sandbox> {
-    Sandbox::new("abc123", Arc::new(Scripted(script)), Access::default())
+    Sandbox::new(
+        "abc123",
+        Arc::new(Scripted(script)),
+        Access::default(),
+        &Memory::default(),
+    )
 }
 
 fn entry(path: &str, size: u64) -> Entry {

@@ -267,21 +267,45 @@ async fn a_terminal_is_one() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_deadline_ends_the_stream_and_not_the_process() {
+async fn the_deadline_of_a_start_ends_the_process_and_that_of_a_connect_only_its_stream() {
     let sandbox = sandbox();
-    let limit = [("connect-timeout-ms", "500")];
+    let limit = [("connect-timeout-ms", "1000")];
     let mut process = stream(&sandbox, START, &limit, sh("sleep 1000")).await;
     let pid = process.pid().await;
     assert_eq!(process.end().await["error"]["code"], "deadline_exceeded");
-    let listed = ok(&sandbox, LIST, json!({})).await;
-    assert!(
-        listed["processes"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .any(|process| process["pid"] == pid)
-    );
+    until_gone(&sandbox, pid).await;
+
+    // A client that leaves earlier takes nothing of it back.
+    let mut process = stream(&sandbox, START, &limit, sh("sleep 1000")).await;
+    let pid = process.pid().await;
+    drop(process);
+    assert!(is_listed(&sandbox, pid).await);
+    until_gone(&sandbox, pid).await;
+
+    let mut process = stream(&sandbox, START, &[], sh("sleep 1000")).await;
+    let pid = process.pid().await;
+    let chosen = json!({"process": {"pid": pid}});
+    let mut other = stream(&sandbox, CONNECT, &[("connect-timeout-ms", "300")], chosen).await;
+    assert_eq!(other.pid().await, pid);
+    assert_eq!(other.end().await["error"]["code"], "deadline_exceeded");
+    assert!(is_listed(&sandbox, pid).await);
     kill(&sandbox, pid).await;
+}
+
+async fn is_listed(sandbox: &Sandbox, pid: u64) -> bool {
+    let listed = ok(sandbox, LIST, json!({})).await;
+    // Of an empty list nothing is said.
+    let mut processes = listed["processes"].as_array().into_iter().flatten();
+    processes.any(|process| process["pid"] == pid)
+}
+
+async fn until_gone(sandbox: &Sandbox, pid: u64) {
+    let gone = async {
+        while is_listed(sandbox, pid).await {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), gone).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

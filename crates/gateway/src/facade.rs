@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use axum::body::Body;
-use envd::{Access, Connecting, GuestError, Sandbox};
+use envd::{Access, Connecting, GuestError, Memory, Sandbox};
 use http::Request;
 use node_api::ErrorKind;
 
@@ -18,7 +18,11 @@ const MOST: usize = 4096;
 
 /// What answers at port 49983, by crate `envd`.
 #[derive(Default)]
-pub struct Facade(Mutex<HashMap<String, Served>>);
+pub struct Facade {
+    served: Mutex<HashMap<String, Served>>,
+    /// What all of them hold for their requests.
+    memory: Memory,
+}
 
 struct Served {
     started_ns: u64,
@@ -28,7 +32,7 @@ struct Served {
 impl Facade {
     /// The sandbox as it is served since it was last started.
     fn get(&self, asked: EnvdSandbox) -> Arc<Sandbox> {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.served.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(served) = all
             .get(&asked.id)
             .filter(|served| served.started_ns == asked.started_ns)
@@ -41,7 +45,7 @@ impl Facade {
         let access = Access {
             token: Some(asked.token),
         };
-        let sandbox = Sandbox::new(asked.id.clone(), Arc::new(asked.guest), access);
+        let sandbox = Sandbox::new(asked.id.clone(), Arc::new(asked.guest), access, &self.memory);
         let served = Served {
             started_ns: asked.started_ns,
             sandbox: Arc::clone(&sandbox),
@@ -62,7 +66,7 @@ impl Envd for Facade {
     }
 
     fn forget(&self, id: &str) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(id);
+        self.served.lock().unwrap_or_else(PoisonError::into_inner).remove(id);
     }
 }
 
@@ -125,7 +129,7 @@ mod tests {
         for n in 0..2 * MOST {
             facade.get(asked(&n.to_string(), 1, ErrorKind::Host));
         }
-        assert!(facade.0.lock().unwrap().len() <= MOST + 1);
+        assert!(facade.served.lock().unwrap().len() <= MOST + 1);
         assert!(Arc::ptr_eq(&held, &facade.get(asked("held", 1, ErrorKind::Host))));
     }
 

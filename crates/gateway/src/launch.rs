@@ -16,7 +16,7 @@ use crate::time_text;
 
 /// What names of snapshots of ours begin with: that of one that stays, and that of one that a fork makes and removes.
 pub(crate) const SNAPSHOT: &str = "snap-";
-const FORK: &str = "fork-";
+pub(crate) const FORK: &str = "fork-";
 
 /// What a machine takes of a quota while it runs.
 fn amount(resources: &node_api::Resources) -> Amount {

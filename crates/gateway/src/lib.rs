@@ -18,6 +18,7 @@ mod guest;
 mod idempotency;
 mod labels;
 mod launch;
+mod leftovers;
 mod limits;
 mod locks;
 mod metering;

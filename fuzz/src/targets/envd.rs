@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use agent_api::message::{Reply, kind};
 use agent_api::{Entry, EntryKind, ExecRequest, ExitStatus, PROTOCOL};
 use axum::body::{Body, to_bytes};
-use envd::{Access, Connecting, Guest, GuestError, Opened, Sandbox};
+use envd::{Access, Connecting, Guest, GuestError, Memory, Opened, Sandbox};
 use http::Request;
 use tokio::net::UnixStream;
 use tokio::runtime::{Builder, Runtime};
@@ -59,7 +59,12 @@ fn ask(agent: &[u8], request: Request<Body>) -> u64 {
         bytes: agent.to_vec(),
         open: Mutex::default(),
     };
-    let sandbox = Sandbox::new("fuzzed".to_owned(), Arc::new(says), Access { token: None });
+    let sandbox = Sandbox::new(
+        "fuzzed".to_owned(),
+        Arc::new(says),
+        Access { token: None },
+        &Memory::default(),
+    );
     RUNTIME.with(|runtime| {
         runtime.block_on(async {
             let response = sandbox.handle(request).await;

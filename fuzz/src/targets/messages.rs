@@ -131,6 +131,7 @@ pub(crate) fn agent_requests() -> Target {
         kept: Some(Kept {
             tag: Some("t".into()),
             note: "n".into(),
+            limit_ms: Some(60_000),
         }),
     };
     let stat = Request::Stat {
@@ -221,6 +222,7 @@ pub(crate) fn agent_replies() -> Target {
         kept: Kept {
             tag: Some("t".into()),
             note: "n".into(),
+            limit_ms: Some(60_000),
         },
     };
     let not_found = RequestFailure {

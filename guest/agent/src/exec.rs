@@ -10,6 +10,7 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError, mpsc};
 use std::thread::{self, ScopedJoinHandle};
+use std::time::Duration;
 
 use agent_api::message::{Reply, Request};
 use agent_api::{Duplex, ExecFailure, ExecRequest, Kept, KeptCommand, RequestFailure, RequestFailureKind, Which};
@@ -310,10 +311,11 @@ impl Server {
                 Ok(started) => started,
                 Err(failure) => return drop(tell.send(Err(failure))),
             };
+            let limit = kept.limit_ms.map(Duration::from_millis);
             let place = Place::take(reservation, session, kept, first.as_ref());
             drop(first);
             drop(tell.send(Ok(Arc::clone(place.command()))));
-            stream(Streamer::new(ends, Outlet::Attached(place), None));
+            stream(Streamer::new(ends, Outlet::Attached(place), None).with_limit(limit));
         })
     }
 }
@@ -379,6 +381,7 @@ mod tests {
             kept: Kept {
                 tag: Some("\u{1}".repeat(4096)),
                 note: "\u{1}".repeat(note),
+                limit_ms: Some(u64::MAX),
             },
         };
         for notes in [vec![65_536; 3], vec![0; 4096], vec![30_000; 5], vec![1, 65_536, 1]] {

@@ -3,7 +3,8 @@
 //!
 //! ```text
 //!  running ─ exit ─► drain what is in the pipes ─► Exited
-//!     └──── client gone ─► SIGHUP ─ one second ─► SIGKILL ─► exit, nothing is sent
+//!     ├──── client gone ─► SIGHUP ─ one second ─► SIGKILL ─► exit, nothing is sent
+//!     └──── its time is over ─► SIGKILL ─► exit
 //! ```
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -42,7 +43,7 @@ pub(crate) struct Streamer<'a> {
     outlet: Outlet<'a>,
     log: Option<Log>,
     buffer: Vec<u8>,
-    /// When `SIGKILL` is due, once the client is gone.
+    /// When `SIGKILL` is due: the command has run for as long as it may, or its client is gone.
     kill_at: Option<Instant>,
     lost: bool,
     /// That input was closed is known to all.
@@ -62,6 +63,13 @@ impl<'a> Streamer<'a> {
             end_told: false,
             eof_sent: false,
         }
+    }
+
+    /// The command is killed when it has run for so long from now.
+    pub(crate) fn with_limit(mut self, limit: Option<Duration>) -> Self {
+        // One beyond what the clock can tell is none.
+        self.kill_at = limit.and_then(|limit| Instant::now().checked_add(limit));
+        self
     }
 
     /// Runs until the end; errors are those of this machine, not the client's.
@@ -174,7 +182,8 @@ impl<'a> Streamer<'a> {
         self.lost = true;
         self.outlet = Outlet::Nobody;
         self.ends.shared.lock().lost = true;
-        self.kill_at = Some(Instant::now() + GRACE);
+        let grace = Instant::now() + GRACE;
+        self.kill_at = Some(self.kill_at.map_or(grace, |at| at.min(grace)));
         if self.ends.reaper.condemn(self.ends.pid) {
             self.ends.reaper.signal(self.ends.pid, Target::Group, libc::SIGHUP);
             // A stopped process would not notice.
@@ -192,7 +201,7 @@ impl<'a> Streamer<'a> {
         }
         if let Some(Err(error)) = self.ends.cgroup.as_ref().map(|cgroup| cgroup.kill()) {
             crate::say(format_args!(
-                "a command whose client is gone may have left something: {error}"
+                "a command that was killed may have left processes: {error}"
             ));
         }
     }

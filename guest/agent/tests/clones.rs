@@ -435,6 +435,7 @@ fn a_kept_command_is_found_after_a_restore() {
         kept: Some(Kept {
             tag: Some("kept".to_owned()),
             note: "n".to_owned(),
+            ..Kept::default()
         }),
         ..sh("echo up; cat")
     };

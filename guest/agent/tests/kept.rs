@@ -6,14 +6,15 @@ mod common;
 use std::fs;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
 
 use agent_api::message::{MAX_KEPT, kind};
 use agent_api::{
     Connection, Error, Event, ExitStatus, FailureKind, Kept, KeptCommand, OutputStream, PROTOCOL, RequestFailureKind,
     Which,
 };
-use common::kept::{Machine, expect, kept, stands_still, tag, wait_until};
-use common::{sh, text};
+use common::kept::{Machine, PATIENCE, expect, kept, stands_still, tag, wait_until};
+use common::{gone, sh, text};
 
 fn is_not_found<T>(result: Result<T, Error>) -> bool {
     matches!(result, Err(Error::RequestFailed(failure)) if failure.kind == RequestFailureKind::NotFound)
@@ -48,6 +49,7 @@ fn a_command_runs_on_without_its_connection_and_can_be_found() {
         kept: Kept {
             tag: Some("one".to_owned()),
             note,
+            ..Kept::default()
         },
     };
     assert_eq!(machine.list(), [command]);
@@ -91,6 +93,41 @@ fn a_tag_is_the_one_that_was_started_last() {
     assert!(is_not_found(machine.connect().attach(&tag("twice"), true).map(drop)));
     let listed: Vec<_> = machine.list().into_iter().map(|command| command.pid).collect();
     assert_eq!(listed, [pids[0], pids[3]]);
+}
+
+/// Counted from its start, whoever is attached, and with all that it has started.
+#[test]
+fn a_command_is_killed_when_its_time_is_over() {
+    let machine = Machine::new("limit");
+    let script = format!("sleep 1000 & echo $! >{}; wait", machine.path("child"));
+    let limited = |tag| {
+        let mut request = kept(tag, &script);
+        request.kept.as_mut().unwrap().limit_ms = Some(700);
+        request
+    };
+    let begun = Instant::now();
+    let mut connection = machine.connect();
+    let result = connection.exec(&limited("heard")).unwrap().collect().unwrap();
+    assert_eq!(result.status, ExitStatus::Signal(9));
+    assert!(begun.elapsed() >= Duration::from_millis(700), "{:?}", begun.elapsed());
+    let child = fs::read_to_string(machine.path("child"))
+        .unwrap()
+        .trim()
+        .parse()
+        .unwrap();
+    assert!(gone(child, PATIENCE));
+
+    // Nobody listens; and one without a limit runs on beside it.
+    let mut connection = machine.connect();
+    connection.exec(&kept("free", "sleep 1000")).unwrap().detach().unwrap();
+    let running = connection.exec(&limited("left")).unwrap();
+    let pid = running.pid;
+    running.detach().unwrap();
+    assert!(gone(pid, PATIENCE));
+    wait_until("only the other one is listed", || {
+        let tags = machine.list().into_iter().map(|command| command.kept.tag);
+        tags.eq([Some("free".to_owned())])
+    });
 }
 
 /// With `detached` nobody is attached at first, and what nobody reads does not hold it back.

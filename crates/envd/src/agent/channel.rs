@@ -10,6 +10,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
 use crate::error::Error;
+use crate::memory::{Held, Part};
 
 /// How long the agent may take for an answer. Most of them are there at once; a large tree takes long to be removed.
 pub(crate) const ANSWER_LIMIT: Duration = Duration::from_secs(600);
@@ -19,6 +20,9 @@ pub(crate) const WRITE_LIMIT: Duration = Duration::from_secs(60);
 
 /// How much is read at once.
 const READ_SIZE: usize = 64 * 1024;
+
+/// What frames have in general. The memory that a larger one takes is counted.
+const ORDINARY: usize = 128 * 1024;
 
 /// What comes from an agent.
 #[derive(Debug)]
@@ -35,15 +39,20 @@ pub(crate) struct Channel {
     stream: UnixStream,
     /// What has come and was not taken yet: less than two frames.
     buffer: BytesMut,
+    memory: Part,
+    /// Of a frame that is on its way.
+    held: Option<Held>,
     _place: OwnedSemaphorePermit,
 }
 
 impl Channel {
-    /// One over a stream that is idle; `place` is given up with it.
-    pub(crate) fn new(stream: UnixStream, place: OwnedSemaphorePermit) -> Self {
+    /// One over a stream that is idle; `place` is given up with it. Large frames are of `memory`.
+    pub(crate) fn new(stream: UnixStream, place: OwnedSemaphorePermit, memory: Part) -> Self {
         Self {
             stream,
             buffer: BytesMut::new(),
+            memory,
+            held: None,
             _place: place,
         }
     }
@@ -117,12 +126,26 @@ impl Channel {
         self.take()
     }
 
+    /// Counts what a large frame takes of which the first bytes are there.
+    fn hold(&mut self) -> Result<(), Error> {
+        let Some((head, _)) = self.buffer.split_first_chunk() else {
+            return Ok(());
+        };
+        let header = wire::Header::decode(*head).map_err(|error| Error::Agent(error.to_string()))?;
+        if header.length > ORDINARY && self.held.is_none() {
+            self.held = Some(self.memory.hold(header.length)?);
+        }
+        Ok(())
+    }
+
     /// Takes the first frame off the buffer, if it is complete.
     fn take(&mut self) -> Result<Option<Frame>, Error> {
         let decoded = wire::decode(&self.buffer).map_err(|error| Error::Agent(error.to_string()))?;
         let Some((frame, length)) = decoded else {
+            self.hold()?;
             return Ok(None);
         };
+        self.held = None;
         let kind = frame.kind;
         let mut bytes = self.buffer.split_to(length);
         bytes.advance(wire::HEADER_LEN);
@@ -162,11 +185,12 @@ mod tests {
     use tokio::sync::Semaphore;
 
     use super::*;
+    use crate::memory::Memory;
 
     fn channel() -> (Channel, UnixStream) {
         let (near, far) = UnixStream::pair().unwrap();
         let place = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
-        (Channel::new(near, place), far)
+        (Channel::new(near, place, Memory::default().part()), far)
     }
 
     fn frame(kind: u16, bytes: &[u8]) -> Vec<u8> {
@@ -225,6 +249,35 @@ mod tests {
     async fn a_silent_agent_is_not_waited_for_for_ever() {
         let (mut channel, _far) = channel();
         assert!(matches!(channel.ask(&Request::Ping).await, Err(Error::Silent(_))));
+    }
+
+    #[tokio::test]
+    async fn a_large_frame_is_of_the_sandboxs_memory_while_it_comes() {
+        let (mut channel, mut far) = channel();
+        let part = Memory::new(2 * ORDINARY).part();
+        channel.memory = part.clone();
+        let large = frame(kind::STDOUT, &vec![0; ORDINARY + 1]);
+        let (first, rest) = large.split_at(100);
+        far.write_all(first).await.unwrap();
+        let left = |bytes| part.hold(bytes).is_ok();
+        tokio::select! {
+            biased;
+            frame = channel.next() => panic!("{frame:?}"),
+            () = tokio::time::sleep(Duration::from_millis(10)) => {}
+        }
+        assert!(left(ORDINARY / 2) && !left(ORDINARY));
+        let rest = rest.to_vec();
+        let writer = tokio::spawn(async move {
+            far.write_all(&rest).await.unwrap();
+            far
+        });
+        assert!(matches!(channel.next().await, Ok(Frame::Bytes(..))));
+        assert!(left(2 * ORDINARY));
+        // Where there is no memory for it, nothing of it is waited for.
+        let _all = part.hold(2 * ORDINARY).unwrap();
+        let mut far = writer.await.unwrap();
+        far.write_all(first).await.unwrap();
+        assert!(matches!(channel.next().await, Err(Error::Memory(_))));
     }
 
     #[test]

@@ -11,6 +11,7 @@ use tokio::time::timeout;
 use super::Channel;
 use crate::error::Error;
 use crate::guest::{Guest, GuestError, Opened};
+use crate::memory::Part;
 
 /// How many connections there are at once.
 const MAX_CONNECTIONS: usize = 160;
@@ -25,13 +26,15 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(60);
 pub(crate) struct Reach {
     guest: Arc<dyn Guest>,
     room: Arc<Semaphore>,
+    memory: Part,
 }
 
 impl Reach {
-    pub(crate) fn new(guest: Arc<dyn Guest>) -> Self {
+    pub(crate) fn new(guest: Arc<dyn Guest>, memory: Part) -> Self {
         Self {
             guest,
             room: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
+            memory,
         }
     }
 
@@ -58,7 +61,7 @@ impl Reach {
                 opened.version, PROTOCOL.version
             )));
         }
-        Ok((Channel::new(opened.stream, place), opened.command))
+        Ok((Channel::new(opened.stream, place, self.memory.clone()), opened.command))
     }
 
     async fn connect(&self) -> Result<Opened, Error> {
@@ -79,6 +82,7 @@ mod tests {
 
     use super::*;
     use crate::guest::Connecting;
+    use crate::memory::Memory;
 
     /// The version of an agent, or why there is none.
     type Answer = fn() -> Result<u16, GuestError>;
@@ -99,7 +103,7 @@ mod tests {
     }
 
     fn reach(says: Answer) -> Reach {
-        Reach::new(Arc::new(Says(says)))
+        Reach::new(Arc::new(Says(says)), Memory::default().part())
     }
 
     #[tokio::test]

@@ -4,11 +4,11 @@ use std::io::Read;
 use std::time::Duration;
 
 use axum::body::Body;
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use flate2::read::MultiGzDecoder;
 use http::header::{ALLOW, CONTENT_ENCODING, CONTENT_TYPE, HeaderName};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
-use http_body_util::{BodyExt, LengthLimitError, Limited};
+use http_body_util::{BodyExt, Full};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
@@ -16,6 +16,7 @@ use tokio::time::Instant;
 use super::envelope::{self, MAX_MESSAGE};
 use super::json;
 use crate::error::Error;
+use crate::memory::{Held, Part};
 
 const UNARY: &str = "application/json";
 const STREAM: &str = "application/connect+json";
@@ -107,20 +108,24 @@ fn split(request: Request<Body>, media: &'static str) -> Result<(Call, Body), Er
     Ok((Call::new(head.headers)?, body))
 }
 
-/// Answers a unary call by `work`.
-pub(crate) async fn unary<I, O, F>(request: Request<Body>, work: impl FnOnce(I) -> F) -> Response<Body>
+/// Answers a unary call by `work`. The messages are of `memory`.
+pub(crate) async fn unary<I, O, F>(memory: &Part, request: Request<Body>, work: impl FnOnce(I) -> F) -> Response<Body>
 where
     I: DeserializeOwned + Default,
     O: Serialize,
     F: Future<Output = Result<O, Error>>,
 {
-    match answer(request, work).await {
-        Ok(json) => response(StatusCode::OK, UNARY, Body::from(json)),
+    match answer(memory, request, work).await {
+        Ok((json, held)) => response(StatusCode::OK, UNARY, holding(json, held)),
         Err(error) => refuse(&error),
     }
 }
 
-async fn answer<I, O, F>(request: Request<Body>, work: impl FnOnce(I) -> F) -> Result<Vec<u8>, Error>
+async fn answer<I, O, F>(
+    memory: &Part,
+    request: Request<Body>,
+    work: impl FnOnce(I) -> F,
+) -> Result<(Vec<u8>, Held), Error>
 where
     I: DeserializeOwned + Default,
     O: Serialize,
@@ -129,8 +134,13 @@ where
     let (call, body) = split(request, UNARY)?;
     let (end, limit) = call.deadline.unwrap_or((Instant::now() + UNARY_LIMIT, UNARY_LIMIT));
     let whole = async {
-        let message = json::read(&message(&call.headers, body).await?)?;
-        json::write(&work(message).await?)
+        let (bytes, held) = message(memory, &call.headers, body).await?;
+        let message = json::read(&bytes)?;
+        drop(bytes);
+        let json = json::write(&work(message).await?)?;
+        drop(held);
+        let held = memory.hold(json.len())?;
+        Ok((json, held))
     };
     tokio::time::timeout_at(end, whole)
         .await
@@ -165,22 +175,44 @@ fn encoding(headers: &HeaderMap, name: HeaderName) -> Result<Encoding, Error> {
 }
 
 /// A unary call's message, decompressed.
-async fn message(headers: &HeaderMap, body: Body) -> Result<Bytes, Error> {
+async fn message(memory: &Part, headers: &HeaderMap, body: Body) -> Result<(Bytes, Held), Error> {
     let encoding = encoding(headers, CONTENT_ENCODING)?;
-    let sent = collect(body).await?;
+    let (sent, mut held) = collect(memory, body).await?;
     match encoding {
-        Encoding::Identity => Ok(sent),
-        Encoding::Gzip => gunzip(&sent).map(Bytes::from),
+        Encoding::Identity => Ok((sent, held)),
+        Encoding::Gzip => {
+            // How much that is is known only when it is there.
+            held.join(memory.hold(MAX_MESSAGE)?);
+            Ok((gunzip(&sent)?.into(), held))
+        }
     }
 }
 
-/// The whole of a short body.
-pub(crate) async fn collect(body: Body) -> Result<Bytes, Error> {
-    match Limited::new(body, MAX_MESSAGE).collect().await {
-        Ok(collected) => Ok(collected.to_bytes()),
-        Err(error) if error.is::<LengthLimitError>() => Err(too_long()),
-        Err(error) => Err(Error::Body(error.to_string())),
+/// The whole of a short body, which is of `memory`.
+pub(crate) async fn collect(memory: &Part, mut body: Body) -> Result<(Bytes, Held), Error> {
+    let mut whole = BytesMut::new();
+    let mut held = memory.hold(0)?;
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| Error::Body(error.to_string()))?;
+        let Ok(data) = frame.into_data() else { continue };
+        if whole.len() + data.len() > MAX_MESSAGE {
+            return Err(too_long());
+        }
+        // The message that is made of it takes as much.
+        held.join(memory.hold(2 * data.len())?);
+        whole.extend_from_slice(&data);
     }
+    Ok((whole.freeze(), held))
+}
+
+/// A body that is held until it is sent.
+fn holding(json: Vec<u8>, held: Held) -> Body {
+    let body = Full::new(Bytes::from(json)).map_frame(move |frame| {
+        // Its end is the end of the body.
+        let _until_then = &held;
+        frame
+    });
+    Body::new(body)
 }
 
 fn gunzip(bytes: &[u8]) -> Result<Vec<u8>, Error> {
@@ -277,11 +309,16 @@ mod tests {
     use std::io::Write;
 
     use super::*;
+    use crate::memory::Memory;
 
     #[derive(Default, serde::Deserialize)]
     #[serde(default)]
     struct Echo {
         text: String,
+    }
+
+    fn part() -> Part {
+        Memory::default().part()
     }
 
     async fn ask(headers: &[(&str, &str)], body: impl Into<Body>) -> (u16, String) {
@@ -292,7 +329,7 @@ mod tests {
                 HeaderValue::from_str(value).unwrap(),
             );
         }
-        let response = unary(request, async |echo: Echo| Ok(echo.text)).await;
+        let response = unary(&part(), request, async |echo: Echo| Ok(echo.text)).await;
         let status = response.status().as_u16();
         let body = response.into_body().collect().await.unwrap().to_bytes();
         (status, String::from_utf8(body.to_vec()).unwrap())
@@ -348,16 +385,43 @@ mod tests {
             .headers_mut()
             .insert(CONTENT_TYPE, HeaderValue::from_static(UNARY));
         request.headers_mut().insert(TIMEOUT, HeaderValue::from_static("20"));
-        let response = unary(request, async |_: Echo| {
+        let response = unary(&part(), request, async |_: Echo| {
             std::future::pending::<Result<(), Error>>().await
         })
         .await;
         assert_eq!(response.status(), StatusCode::GATEWAY_TIMEOUT);
     }
 
+    /// Both messages are counted, the answer until it is sent.
+    #[tokio::test]
+    async fn messages_are_of_the_sandboxs_memory() {
+        const KIB: usize = 1024;
+        let part = Memory::new(64 * KIB).part();
+        let ask = async |body: usize, answer: usize| {
+            let text = format!(r#"{{"text":"{}"}}"#, "x".repeat(body));
+            let mut request = Request::post("/").body(Body::from(text)).unwrap();
+            let media = HeaderValue::from_static(UNARY);
+            request.headers_mut().insert(CONTENT_TYPE, media);
+            unary(&part, request, async |_: Echo| Ok("y".repeat(answer))).await
+        };
+        let response = ask(20 * KIB, 40 * KIB).await;
+        assert_eq!(response.status(), StatusCode::OK);
+        assert!(part.hold(30 * KIB).is_err(), "the answer is on its way");
+        response.into_body().collect().await.unwrap();
+        part.hold(64 * KIB).unwrap();
+        assert_eq!(ask(40 * KIB, 1).await.status(), StatusCode::TOO_MANY_REQUESTS);
+        assert_eq!(ask(1, 70 * KIB).await.status(), StatusCode::TOO_MANY_REQUESTS);
+        part.hold(64 * KIB).unwrap();
+    }
+
     #[tokio::test]
     async fn only_posts_are_calls() {
-        let response = unary(Request::get("/").body(Body::empty()).unwrap(), async |_: Echo| Ok(())).await;
+        let response = unary(
+            &part(),
+            Request::get("/").body(Body::empty()).unwrap(),
+            async |_: Echo| Ok(()),
+        )
+        .await;
         assert_eq!(response.status(), StatusCode::METHOD_NOT_ALLOWED);
         assert_eq!(response.headers().get(ALLOW).unwrap(), "POST");
     }

@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use super::json;
 use crate::error::Error;
+use crate::memory::{Held, Part};
 
 /// Bytes before each message.
 const HEAD: usize = 5;
@@ -28,23 +29,36 @@ pub(crate) struct Envelopes {
     body: BodyDataStream,
     buffer: BytesMut,
     idle: Option<Duration>,
+    memory: Part,
+    /// Of the message that is on its way, and until the next one is asked for.
+    held: Option<Held>,
 }
 
 impl Envelopes {
-    /// Reads `body`; if nothing comes for `idle`, that is an error.
-    pub(crate) fn new(body: Body, idle: Option<Duration>) -> Self {
+    /// Reads `body`, whose messages are of `memory`; if nothing comes for `idle`, that is an error.
+    pub(crate) fn new(body: Body, idle: Option<Duration>, memory: &Part) -> Self {
         Self {
             body: body.into_data_stream(),
             buffer: BytesMut::new(),
             idle,
+            memory: memory.clone(),
+            held: None,
         }
     }
 
     /// The next message; `None` at the end of the body.
     pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, Error> {
+        self.held = None;
         loop {
-            if let Some(message) = take(&mut self.buffer)? {
-                return Ok(Some(message));
+            if let Some(length) = announced(&self.buffer)? {
+                if self.held.is_none() {
+                    // What is made of the message takes as much.
+                    self.held = Some(self.memory.hold(2 * length)?);
+                }
+                if self.buffer.len() >= HEAD + length {
+                    self.buffer.advance(HEAD);
+                    return Ok(Some(self.buffer.split_to(length).freeze()));
+                }
             }
             match self.more().await? {
                 Some(bytes) => self.buffer.extend_from_slice(&bytes),
@@ -66,8 +80,8 @@ impl Envelopes {
     }
 }
 
-/// Takes the first message off `buffer`, if it is complete.
-fn take(buffer: &mut BytesMut) -> Result<Option<Bytes>, Error> {
+/// How long the first message in `buffer` is, once its head is there.
+fn announced(buffer: &BytesMut) -> Result<Option<usize>, Error> {
     let Some((&[flags, l0, l1, l2, l3], _)) = buffer.split_first_chunk::<HEAD>() else {
         return Ok(None);
     };
@@ -85,11 +99,7 @@ fn take(buffer: &mut BytesMut) -> Result<Option<Bytes>, Error> {
             "a message of {length} bytes exceeds the limit of {MAX_MESSAGE} bytes; send several smaller ones"
         )));
     }
-    if buffer.len() < HEAD + length {
-        return Ok(None);
-    }
-    buffer.advance(HEAD);
-    Ok(Some(buffer.split_to(length).freeze()))
+    Ok(Some(length))
 }
 
 /// A message in its envelope.
@@ -118,11 +128,16 @@ fn wrap(flags: u8, message: &[u8]) -> Bytes {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::Memory;
 
     fn body(chunks: &[&[u8]]) -> Envelopes {
         let chunks: Vec<Result<Bytes, std::io::Error>> =
             chunks.iter().map(|chunk| Ok(Bytes::copy_from_slice(chunk))).collect();
-        Envelopes::new(Body::from_stream(futures_util::stream::iter(chunks)), None)
+        Envelopes::new(
+            Body::from_stream(futures_util::stream::iter(chunks)),
+            None,
+            &Memory::default().part(),
+        )
     }
 
     #[tokio::test]
@@ -150,8 +165,25 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_client_that_says_nothing_is_not_waited_for() {
         let silent = Body::from_stream(futures_util::stream::pending::<Result<Bytes, std::io::Error>>());
-        let mut envelopes = Envelopes::new(silent, Some(Duration::from_secs(9)));
+        let mut envelopes = Envelopes::new(silent, Some(Duration::from_secs(9)), &Memory::default().part());
         assert!(matches!(envelopes.next().await, Err(Error::Stalled(_))));
+    }
+
+    #[tokio::test]
+    async fn a_message_is_of_the_sandboxs_memory_until_the_next() {
+        let part = Memory::new(8 * 1024).part();
+        let sent = wrap(0, &[b' '; 3000]);
+        let mut envelopes = body(&[&sent, &sent]);
+        envelopes.memory = part.clone();
+        envelopes.next().await.unwrap().unwrap();
+        assert!(part.hold(3000).is_err());
+        envelopes.next().await.unwrap().unwrap();
+        assert!(envelopes.next().await.unwrap().is_none());
+        let held = part.hold(3000).unwrap();
+        let mut more = body(&[&sent[..HEAD]]);
+        more.memory = part;
+        assert_eq!(more.next().await.unwrap_err().code().name(), "resource_exhausted");
+        drop(held);
     }
 
     #[test]

@@ -16,6 +16,7 @@ use super::call::{self, Call};
 use super::envelope::{self, Envelopes};
 use super::json;
 use crate::error::Error;
+use crate::memory::Part;
 
 /// How long the one message of a request may take to come.
 const REQUEST_LIMIT: Duration = Duration::from_secs(30);
@@ -32,8 +33,12 @@ pub(crate) trait Events: Send + 'static {
     fn keepalive(&self) -> Self::Message;
 }
 
-/// Answers a call by a stream, which `begin` begins.
-pub(crate) async fn server_stream<I, E, F>(request: Request<Body>, begin: impl FnOnce(I) -> F + Send) -> Response<Body>
+/// Answers a call by a stream, which `begin` begins; it is told how long the client wants to wait for the stream's end.
+pub(crate) async fn server_stream<I, E, F>(
+    memory: &Part,
+    request: Request<Body>,
+    begin: impl FnOnce(I, Option<Duration>) -> F + Send,
+) -> Response<Body>
 where
     I: DeserializeOwned + Default,
     E: Events,
@@ -44,7 +49,7 @@ where
         Err(error) => return call::refuse_stream(&error),
     };
     let begun = call.within(async {
-        let mut messages = Envelopes::new(body, Some(REQUEST_LIMIT));
+        let mut messages = Envelopes::new(body, Some(REQUEST_LIMIT), memory);
         let first = messages.next().await?;
         let Some(message) = first else {
             return Err(Error::Invalid(
@@ -54,7 +59,7 @@ where
         if messages.next().await?.is_some() {
             return Err(Error::Invalid("a request of this kind has only one message".to_owned()));
         }
-        begin(json::read(&message)?).await
+        begin(json::read(&message)?, call.deadline.map(|(_, limit)| limit)).await
     });
     match begun.await {
         Ok(events) => answer(&call, events),
@@ -64,6 +69,7 @@ where
 
 /// Answers a stream of the client's by one message, which `take` makes of it.
 pub(crate) async fn client_stream<O, F>(
+    memory: &Part,
     request: Request<Body>,
     idle: Duration,
     take: impl FnOnce(Envelopes) -> F + Send,
@@ -76,7 +82,7 @@ where
         Ok(parts) => parts,
         Err(error) => return call::refuse_stream(&error),
     };
-    let taken = call.within(take(Envelopes::new(body, Some(idle)))).await;
+    let taken = call.within(take(Envelopes::new(body, Some(idle), memory))).await;
     match taken.and_then(|message| envelope::message(&message)) {
         Ok(message) => {
             let both = [Ok::<Bytes, Infallible>(message), Ok(envelope::end(None))];
@@ -147,6 +153,7 @@ mod tests {
     use http_body_util::BodyExt;
 
     use super::*;
+    use crate::memory::Memory;
 
     /// Numbers, one each second.
     struct Ticks(u32);
@@ -172,7 +179,7 @@ mod tests {
                 .headers_mut()
                 .insert(*name, http::HeaderValue::from_static(value));
         }
-        let response = server_stream(request, async |(): ()| Ok(ticks)).await;
+        let response = server_stream(&Memory::default().part(), request, async |(): (), _| Ok(ticks)).await;
         assert_eq!(response.status(), 200);
         assert_eq!(response.headers()["content-type"], "application/connect+json");
         let bytes = response.into_body().collect().await.unwrap().to_bytes();
@@ -236,7 +243,9 @@ mod tests {
                 .insert(name, http::HeaderValue::from_static(value));
         }
         let begun = Instant::now();
-        let mut body = server_stream(request, async |(): ()| Ok(Silent)).await.into_body();
+        let mut body = server_stream(&Memory::default().part(), request, async |(): (), _| Ok(Silent))
+            .await
+            .into_body();
         for n in 1..4 {
             let frame = body.frame().await.unwrap().unwrap().into_data().unwrap();
             assert_eq!(frame, &b"\0\0\0\0\x07\"alive\""[..]);
@@ -262,7 +271,7 @@ mod tests {
         let mut request = Request::post("/").body(Body::from(null())).unwrap();
         let media = http::HeaderValue::from_static("application/connect+json");
         request.headers_mut().insert("content-type", media);
-        let response = server_stream(request, async |(): ()| Ok(Broken)).await;
+        let response = server_stream(&Memory::default().part(), request, async |(): (), _| Ok(Broken)).await;
         assert!(response.into_body().collect().await.is_err());
     }
 

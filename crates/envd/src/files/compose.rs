@@ -25,7 +25,8 @@ struct Compose {
 
 /// Answers the request.
 pub(super) async fn serve(state: &State, request: Request<Body>) -> Result<Response<Body>, Error> {
-    let compose: Compose = json::read(&collect(request.into_body()).await?)?;
+    let (bytes, _held) = collect(&state.memory, request.into_body()).await?;
+    let compose: Compose = json::read(&bytes)?;
     check(&compose)?;
     let user = super::user(compose.username.as_deref())?;
     let request = FsRequest::Compose {

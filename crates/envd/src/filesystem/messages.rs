@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::connect::json::{Number, is_default, long, nullable};
+use crate::memory::Held;
 
 /// A request that is about one path.
 #[derive(Debug, Default, Deserialize)]
@@ -120,6 +121,9 @@ pub(super) struct One {
 pub(super) struct Listed {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) entries: Vec<EntryInfo>,
+    /// The memory that they take.
+    #[serde(skip)]
+    pub(super) _held: Held,
 }
 
 /// Something that happened in a directory.

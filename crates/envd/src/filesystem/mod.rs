@@ -32,26 +32,31 @@ pub(crate) async fn serve(state: &Arc<State>, request: Request<Body>) -> Respons
     };
     let asker = Asker { state, user };
     match method.as_str() {
-        "Stat" => unary(request, async |stat: Path| asker.stat(stat).await).await,
-        "MakeDir" => unary(request, async |make: MakeDir| asker.make_dir(make).await).await,
-        "Move" => unary(request, async |paths: Move| asker.rename(paths).await).await,
-        "ListDir" => unary(request, async |list: ListDir| asker.list(list).await).await,
-        "Remove" => unary(request, async |remove: Path| asker.remove(remove).await).await,
-        "WatchDir" => server_stream(request, move |watch: WatchDir| watch::stream(state, asker.user, watch)).await,
+        "Stat" => unary(&state.memory, request, async |stat: Path| asker.stat(stat).await).await,
+        "MakeDir" => unary(&state.memory, request, async |make: MakeDir| asker.make_dir(make).await).await,
+        "Move" => unary(&state.memory, request, async |paths: Move| asker.rename(paths).await).await,
+        "ListDir" => unary(&state.memory, request, async |list: ListDir| asker.list(list).await).await,
+        "Remove" => unary(&state.memory, request, async |remove: Path| asker.remove(remove).await).await,
+        "WatchDir" => {
+            server_stream(&state.memory, request, move |watch: WatchDir, _| {
+                watch::stream(state, asker.user, watch)
+            })
+            .await
+        }
         "CreateWatcher" => {
-            unary(request, async |create: CreateWatcher| {
+            unary(&state.memory, request, async |create: CreateWatcher| {
                 polled::create(state, asker.user, create).await
             })
             .await
         }
         "GetWatcherEvents" => {
-            unary(request, async |watcher: Watcher| {
+            unary(&state.memory, request, async |watcher: Watcher| {
                 state.watchers.poll(&watcher.watcher_id).await
             })
             .await
         }
         "RemoveWatcher" => {
-            unary(request, async |watcher: Watcher| {
+            unary(&state.memory, request, async |watcher: Watcher| {
                 state.watchers.remove(&watcher.watcher_id)
             })
             .await

@@ -13,6 +13,7 @@ use tokio::time::{Instant, sleep_until};
 use super::messages::{CreateWatcher, Created, Empty, Events, FilesystemEvent};
 use super::watch::Watch;
 use crate::error::Error;
+use crate::memory::{Held, Part};
 use crate::state::State;
 
 /// How many a sandbox has at most.
@@ -23,6 +24,9 @@ const MAX_EVENTS: usize = 16 * 1024;
 
 /// How many bytes of names it keeps at most, about.
 const MAX_BYTES: usize = 4 * 1024 * 1024;
+
+/// Memory for them is held by so many bytes at once.
+const STEP: usize = 64 * 1024;
 
 /// How long a poll waits for something that may be on its way,
 const FIRST_LIMIT: Duration = Duration::from_millis(50);
@@ -61,9 +65,9 @@ struct Shared {
 }
 
 impl Shared {
-    fn new() -> Arc<Self> {
+    fn new(memory: Part) -> Arc<Self> {
         Arc::new(Self {
-            inner: Mutex::new(Kept::new()),
+            inner: Mutex::new(Kept::new(memory)),
             changed: Notify::new(),
         })
     }
@@ -94,6 +98,9 @@ impl Shared {
 struct Kept {
     events: VecDeque<FilesystemEvent>,
     bytes: usize,
+    memory: Part,
+    /// Of it, and how many bytes that are.
+    held: Option<(Held, usize)>,
     /// Some were dropped since the last poll.
     lost: bool,
     /// When something came last.
@@ -105,10 +112,12 @@ struct Kept {
 }
 
 impl Kept {
-    fn new() -> Self {
+    fn new(memory: Part) -> Self {
         Self {
             events: VecDeque::new(),
             bytes: 0,
+            memory,
+            held: None,
             lost: false,
             last: None,
             failed: None,
@@ -120,11 +129,39 @@ impl Kept {
     fn push(&mut self, event: FilesystemEvent) {
         self.bytes += weight(&event);
         self.events.push_back(event);
-        while self.events.len() > MAX_EVENTS || self.bytes > MAX_BYTES {
+        let most = if self.bytes <= MAX_BYTES && self.hold() {
+            MAX_BYTES
+        } else {
+            self.held()
+        };
+        while self.events.len() > MAX_EVENTS || self.bytes > most {
             let Some(dropped) = self.events.pop_front() else { break };
             self.bytes -= weight(&dropped);
             self.lost = true;
         }
+    }
+
+    /// How many bytes of memory it has.
+    fn held(&self) -> usize {
+        self.held.as_ref().map_or(0, |(_, bytes)| *bytes)
+    }
+
+    /// Has memory for what it keeps, if there is some.
+    fn hold(&mut self) -> bool {
+        let missing = self.bytes.saturating_sub(self.held());
+        if missing == 0 {
+            return true;
+        }
+        let more = missing.max(STEP);
+        let Ok(held) = self.memory.hold(more) else { return false };
+        match &mut self.held {
+            Some((all, bytes)) => {
+                all.join(held);
+                *bytes += more;
+            }
+            None => self.held = Some((held, more)),
+        }
+        true
     }
 
     /// What has happened since the last time.
@@ -145,6 +182,7 @@ impl Kept {
             )));
         }
         self.bytes = 0;
+        self.held = None;
         Ok(Events {
             events: std::mem::take(&mut self.events).into(),
         })
@@ -219,7 +257,7 @@ fn fresh_id() -> String {
 pub(super) async fn create(state: &State, user: Option<String>, create: CreateWatcher) -> Result<Created, Error> {
     Watchers::room(&lock(&state.watchers.by_id))?;
     let watch = Watch::begin(state, user, create).await?;
-    let kept = Shared::new();
+    let kept = Shared::new(state.memory.clone());
     let id = fresh_id();
     let (watchers, own_id, own_kept) = (Arc::downgrade(&state.watchers), id.clone(), Arc::clone(&kept));
     let task = tokio::spawn(async move {
@@ -276,6 +314,11 @@ async fn keep(mut watch: Watch, kept: &Shared) {
 mod tests {
     use super::*;
     use crate::filesystem::messages::EventType;
+    use crate::memory::Memory;
+
+    fn part() -> Part {
+        Memory::default().part()
+    }
 
     fn event(name: &str) -> FilesystemEvent {
         FilesystemEvent {
@@ -287,7 +330,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_kept_is_bounded_and_a_loss_is_told() {
-        let mut kept = Kept::new();
+        let mut kept = Kept::new(part());
         kept.push(event("a"));
         assert_eq!(kept.poll().unwrap().events, [event("a")]);
         assert_eq!(kept.poll().unwrap().events, []);
@@ -309,8 +352,26 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn what_there_is_no_memory_for_is_dropped_and_told() {
+        let part = Memory::new(2 * STEP).part();
+        let mut kept = Kept::new(part.clone());
+        let name = "n".repeat(STEP / 4);
+        for _ in 0..6 {
+            kept.push(event(&name));
+        }
+        assert!(!kept.lost && part.hold(1).is_err());
+        for _ in 0..6 {
+            kept.push(event(&name));
+        }
+        assert_eq!(kept.poll().unwrap_err().code().name(), "data_loss");
+        let rest = kept.poll().unwrap().events.len();
+        assert!((4..=8).contains(&rest), "{rest}");
+        part.hold(2 * STEP).unwrap();
+    }
+
+    #[tokio::test]
     async fn what_was_seen_is_told_before_a_failure() {
-        let mut kept = Kept::new();
+        let mut kept = Kept::new(part());
         kept.push(event("a"));
         kept.failed = Some(Error::Lost("gone".to_owned()));
         assert_eq!(kept.poll().unwrap().events.len(), 1);
@@ -324,7 +385,7 @@ mod tests {
             shared.settled().await;
             begun.elapsed()
         };
-        let shared = Shared::new();
+        let shared = Shared::new(part());
         let push = |name: &str| {
             let mut kept = lock(&shared.inner);
             kept.last = Some(Instant::now());
@@ -367,7 +428,7 @@ mod tests {
     /// A watcher that sees nothing.
     fn idle() -> Watcher {
         Watcher {
-            kept: Shared::new(),
+            kept: Shared::new(part()),
             task: tokio::spawn(std::future::pending::<()>()).abort_handle(),
         }
     }

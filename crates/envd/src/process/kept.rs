@@ -8,6 +8,7 @@ use super::messages::{Listed, ProcessConfig, ProcessInfo, Which};
 use crate::agent::{Channel, Listener, Sender, unexpected};
 use crate::connect::json;
 use crate::error::Error;
+use crate::memory::Held;
 use crate::state::State;
 
 /// What is noted of a process.
@@ -55,24 +56,33 @@ pub(super) async fn list(state: &State) -> Result<Listed, Error> {
         pid: command.pid,
         tag: command.kept.tag,
     };
+    let (commands, held) = ask(state, &mut channel).await?;
     Ok(Listed {
-        processes: ask(&mut channel).await?.into_iter().map(info).collect(),
+        processes: commands.into_iter().map(info).collect(),
+        _held: held,
     })
 }
 
-async fn ask(channel: &mut Channel) -> Result<Vec<KeptCommand>, Error> {
+/// All that the agent keeps, and the memory that it takes.
+async fn ask(state: &State, channel: &mut Channel) -> Result<(Vec<KeptCommand>, Held), Error> {
     let mut reply = channel.ask(&Request::ListKept).await?;
     let mut all = Vec::new();
+    let mut held = state.memory.hold(0)?;
     loop {
         let Reply::Kept { commands, more } = reply else {
             return Err(unexpected(&reply));
         };
+        held.join(
+            state
+                .memory
+                .hold(commands.iter().map(|command| command.kept.text_len()).sum())?,
+        );
         all.extend(commands);
         if all.len() > MAX_KEPT || all.iter().map(|command| command.kept.text_len()).sum::<usize>() > MAX_KEPT_TEXT {
             return Err(Error::Agent("it names more processes than it can keep".to_owned()));
         }
         if !more {
-            return Ok(all);
+            return Ok((all, held));
         }
         reply = channel.answer().await?;
     }
@@ -81,7 +91,7 @@ async fn ask(channel: &mut Channel) -> Result<Vec<KeptCommand>, Error> {
 /// Finds the process that is meant: its id, what was noted of it, and the connection by which it was found.
 async fn find(state: &State, which: Which) -> Result<(Channel, u32, Note), Error> {
     let (mut channel, _) = state.open().await?;
-    let commands = ask(&mut channel).await?;
+    let (commands, _held) = ask(state, &mut channel).await?;
     // Of several with the same tag the one that was started last.
     let found = commands.into_iter().rfind(|command| match &which {
         Which::Pid(pid) => command.pid == *pid,
@@ -127,8 +137,8 @@ mod tests {
         Note::of(&KeptCommand {
             pid: 1,
             kept: Kept {
-                tag: None,
                 note: note.to_owned(),
+                ..Kept::default()
             },
         })
     }

@@ -1,5 +1,7 @@
 //! A process's start: what the sandbox gives to all of them and what was asked for make one request to the agent. Knows no stream.
 
+use std::time::Duration;
+
 use agent_api::message::{Reply, Request};
 use agent_api::{ExecRequest, FsRequest, Kept, OsText, Tty, WinSize};
 
@@ -13,8 +15,16 @@ use crate::state::State;
 /// Names that say who the user is; what the sandbox says of its default user is not true of another.
 const OF_USER: [&str; 3] = ["HOME", "USER", "LOGNAME"];
 
-/// Starts a process; what it writes is the answer.
-pub(super) async fn start(state: &State, user: Option<String>, start: Start) -> Result<Output, Error> {
+/// A process is killed so long after its call is over: the client is told that the time is over, and not of a kill.
+const MARGIN: Duration = Duration::from_millis(500);
+
+/// Starts a process, which is killed after `limit`; what it writes is the answer.
+pub(super) async fn start(
+    state: &State,
+    user: Option<String>,
+    start: Start,
+    limit: Option<Duration>,
+) -> Result<Output, Error> {
     check(&start)?;
     let (mut channel, base) = state.open().await?;
     let user_differs = user.is_some() && user != base.user;
@@ -40,6 +50,7 @@ pub(super) async fn start(state: &State, user: Option<String>, start: Start) -> 
         kept: Some(Kept {
             tag: start.tag,
             note: note.clone().write()?,
+            limit_ms: limit.map(|limit| u64::try_from((limit + MARGIN).as_millis()).unwrap_or(u64::MAX)),
         }),
     };
     let command = Listener::start(channel, request).await?;

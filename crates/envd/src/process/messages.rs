@@ -7,6 +7,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::connect::json::{Base64, Number, enumeration, is_default, nullable};
 use crate::error::Error;
+use crate::memory::Held;
 
 /// An empty request.
 #[derive(Default, Deserialize)]
@@ -175,6 +176,9 @@ pub(super) struct ProcessInfo {
 pub(super) struct Listed {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) processes: Vec<ProcessInfo>,
+    /// The memory that they take.
+    #[serde(skip)]
+    pub(super) _held: Held,
 }
 
 /// What `Start` and `Connect` stream.

@@ -28,16 +28,49 @@ pub(crate) async fn serve(state: &Arc<State>, request: Request<Body>) -> Respons
         Err(error) => return connect::refuse_call(request.headers(), &error),
     };
     match method.as_str() {
-        "List" => connect::unary(request, async |_: List| kept::list(state).await).await,
-        "Start" => connect::server_stream(request, move |start: Start| launch::start(state, user, start)).await,
-        "Connect" => connect::server_stream(request, move |connect: Connect| output::connect(state, connect)).await,
-        "Update" => connect::unary(request, async |update: Update| input::update(state, update).await).await,
-        "StreamInput" => {
-            connect::client_stream(request, input::IDLE, move |messages| input::stream(state, messages)).await
+        "List" => connect::unary(&state.memory, request, async |_: List| kept::list(state).await).await,
+        "Start" => {
+            connect::server_stream(&state.memory, request, move |start: Start, limit| {
+                launch::start(state, user, start, limit)
+            })
+            .await
         }
-        "SendInput" => connect::unary(request, async |send: SendInput| input::send(state, send).await).await,
-        "SendSignal" => connect::unary(request, async |signal: SendSignal| input::signal(state, signal).await).await,
-        "CloseStdin" => connect::unary(request, async |close: CloseStdin| input::close(state, close).await).await,
+        "Connect" => {
+            connect::server_stream(&state.memory, request, move |connect: Connect, _| {
+                output::connect(state, connect)
+            })
+            .await
+        }
+        "Update" => {
+            connect::unary(&state.memory, request, async |update: Update| {
+                input::update(state, update).await
+            })
+            .await
+        }
+        "StreamInput" => {
+            connect::client_stream(&state.memory, request, input::IDLE, move |messages| {
+                input::stream(state, messages)
+            })
+            .await
+        }
+        "SendInput" => {
+            connect::unary(&state.memory, request, async |send: SendInput| {
+                input::send(state, send).await
+            })
+            .await
+        }
+        "SendSignal" => {
+            connect::unary(&state.memory, request, async |signal: SendSignal| {
+                input::signal(state, signal).await
+            })
+            .await
+        }
+        "CloseStdin" => {
+            connect::unary(&state.memory, request, async |close: CloseStdin| {
+                input::close(state, close).await
+            })
+            .await
+        }
         other => {
             let error = Error::Unimplemented(format!("process.Process has no method {other:?}"));
             connect::refuse_call(request.headers(), &error)

@@ -11,7 +11,7 @@ use axum::body::{Body, BodyDataStream};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::{Buf, Bytes, BytesMut};
-use envd::{Access, Connecting, Guest, GuestError, Opened, Sandbox};
+use envd::{Access, Connecting, Guest, GuestError, Memory, Opened, Sandbox};
 use futures_util::StreamExt;
 use http::{HeaderMap, Request, Response};
 use http_body_util::BodyExt;
@@ -67,7 +67,12 @@ pub(crate) fn command() -> ExecRequest {
 
 /// A sandbox that everybody may ask.
 pub(crate) fn sandbox() -> Arc<Sandbox> {
-    Sandbox::new("abc123", Arc::new(InProcess(command())), Access::default())
+    Sandbox::new(
+        "abc123",
+        Arc::new(InProcess(command())),
+        Access::default(),
+        &Memory::default(),
+    )
 }
 
 /// A sandbox that those may ask who have the token `secret`.
@@ -75,7 +80,7 @@ pub(crate) fn guarded() -> Arc<Sandbox> {
     let access = Access {
         token: Some("secret".to_owned()),
     };
-    Sandbox::new("abc123", Arc::new(InProcess(command())), access)
+    Sandbox::new("abc123", Arc::new(InProcess(command())), access, &Memory::default())
 }
 
 /// A guest that does not run.

@@ -1,5 +1,7 @@
 //! How long sandboxes run, pause, resume, connect and fork.
 
+use std::time::Duration;
+
 use node_api::{ErrorKind, OnTimeout, State};
 use serde_json::{Value, json};
 
@@ -115,6 +117,26 @@ async fn who_asks_at_once_lets_a_sandbox_go_on_once() {
     let resumed = all.iter().filter(|got| got.status == 201).count();
     assert!(all.iter().all(|got| got.status.is_success()));
     assert_eq!((resumed, bed.node.asked("resume")), (1, 1));
+}
+
+/// As of a gateway that was killed before it could remove it.
+#[tokio::test]
+async fn the_snapshot_of_a_fork_that_was_left_goes_later() {
+    let bed = Bed::new();
+    let id = bed.make(Value::Null).await;
+    bed.node.refuse("remove-snapshot", Some(ErrorKind::Host));
+    bed.post(&format!("/sandboxes/{id}/fork"), Value::Null).await.is(201);
+    let kept = bed
+        .post(&format!("/sandboxes/{id}/snapshots"), Value::Null)
+        .await
+        .is(201);
+    assert_eq!(bed.node.snapshots().len(), 2);
+    assert_eq!(bed.gateway.remove_leftovers(Duration::ZERO).await.unwrap(), 0);
+    bed.node.refuse("remove-snapshot", None);
+    // It may be in use yet.
+    assert_eq!(bed.gateway.remove_leftovers(Duration::from_secs(60)).await.unwrap(), 0);
+    assert_eq!(bed.gateway.remove_leftovers(Duration::ZERO).await.unwrap(), 1);
+    assert_eq!(bed.node.snapshots(), [kept["snapshotID"].as_str().unwrap()]);
 }
 
 #[tokio::test]

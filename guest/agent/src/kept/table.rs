@@ -162,6 +162,7 @@ mod tests {
         Kept {
             tag: tag.map(str::to_owned),
             note: "n".repeat(note),
+            ..Kept::default()
         }
     }
 

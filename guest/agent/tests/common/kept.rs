@@ -98,7 +98,7 @@ pub(crate) fn kept(tag: &str, script: &str) -> ExecRequest {
         stdin: true,
         kept: Some(Kept {
             tag: Some(tag.to_owned()),
-            note: String::new(),
+            ..Kept::default()
         }),
         ..sh(script)
     }
