@@ -21,6 +21,7 @@ mod lab;
 mod log_reader;
 mod logs;
 mod memory;
+mod network;
 mod outlet;
 mod output;
 mod passthrough;
@@ -161,6 +162,7 @@ fn here(verb: Verb, output: &Output) -> anyhow::Result<u8> {
         Verb::Rollback(args) => snapshots::rollback(&args, output),
         Verb::Move(args) => snapshots::move_to(&args, output),
         Verb::Update(args) => memory::update(&args, output),
+        Verb::Network(verb) => network::network(&verb, output),
         Verb::Daemon(args) => daemon::tell(&args, output),
         other => Err(anyhow::anyhow!(
             "the verb {other:?} is not handled: this is a bug of basalt, please report it"

@@ -61,6 +61,7 @@ pub(crate) fn clone(args: &CloneArgs, output: &Output) -> Result<u8> {
         name: args.name.clone(),
         hostname: args.hostname.clone(),
         ports: args.publish.clone(),
+        egress: args.egress.given()?,
         paging: args.paging,
         remove: args.rm,
         labels: args.label.iter().cloned().collect(),

@@ -2,11 +2,13 @@
 //!
 //! Event fds, an epoll wrapper, memfds, files of bounded size, sparse files, free space, threads, workers whose state comes back when they
 //! stop, calling threads out of system calls, mappings of descriptors, byte sizes, ratios, sets of CPUs, addresses of PCI functions, names of the
-//! Container Device Interface, the limit of open files, and the points at which tests kill. This crate does not know what a virtual machine is.
+//! Container Device Interface, ranges of IP addresses and where a machine may send, the limit of open files, and the points at
+//! which tests kill. This crate does not know what a virtual machine is.
 
 pub mod bound;
 pub mod cdi_name;
 pub mod cpu_set;
+pub mod egress;
 pub mod epoll;
 pub mod event;
 pub mod ioctl;
@@ -26,6 +28,7 @@ pub mod worker;
 pub use bound::FileBound;
 pub use cdi_name::{CdiKind, CdiName, CdiNameError};
 pub use cpu_set::CpuSet;
+pub use egress::{Cidr, Egress, EgressError};
 pub use epoll::{Epoll, Interest, Ready};
 pub use event::EventFd;
 pub use mapping::Mapping;

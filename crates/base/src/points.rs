@@ -36,6 +36,7 @@ pub const SANDBOX: &[&str] = &[
     EXEC_CONNECTED,
     PAUSE_PAUSED,
     PAUSE_RESUMED,
+    NETWORK_RECORDED,
     SUSPEND_WRITTEN,
     SUSPEND_SAVED,
     SUSPEND_ENDED,
@@ -164,6 +165,8 @@ points! {
     PAUSE_PAUSED = "pause.paused";
     /// The vCPUs of one that was paused go on, the database says paused.
     PAUSE_RESUMED = "pause.resumed";
+    /// The record says where it may send, also after a power failure; its network does not know it.
+    NETWORK_RECORDED = "network.recorded";
     /// Its memory and its disk have reached the disk, and nothing says so.
     SUSPEND_WRITTEN = "suspend.written";
     /// From here on it is suspended, when its VMM has ended.

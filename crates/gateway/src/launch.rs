@@ -1,6 +1,6 @@
 //! Sandboxes made and made to go on: claimed from the tenant's quota, asked of the node, and counted. Knows no request of HTTP.
 
-use node_api::{CloneConfig, ListConfig, Request, Sandbox, Snapshot, SnapshotConfig, State, TimeLimit};
+use node_api::{CloneConfig, ListConfig, Request, Sandbox, SnapshotConfig, State, TimeLimit};
 
 use control::{Amount, Claim, InUse};
 
@@ -76,25 +76,19 @@ impl Gateway {
         let owner = principal.owner();
         match found.origin {
             Origin::Template(template) => {
-                if plan.offline && template.networked {
-                    return Err(Error::invalid(format!(
-                        "a sandbox of template `{}` has the network that the template was built with: allow internet access, or use a template that was built without a network",
-                        template.name()
-                    )));
-                }
                 let config = sandbox_config(&template, &plan, &said);
                 let wanted = amount(&template.resources);
                 self.claimed(&principal.tenant, wanted, None, self.nodes.run(&owner, config))
                     .await
             }
             Origin::Snapshot(snapshot) => {
-                check_clone(&snapshot, &plan)?;
                 let config = CloneConfig {
                     snapshot: snapshot.name.clone(),
                     remove: true,
                     labels: said.write(),
                     only_labels: true,
                     env: plan.env,
+                    egress: plan.egress,
                     time_limit: Some(plan.limit),
                     ..CloneConfig::default()
                 };
@@ -259,15 +253,4 @@ impl Gateway {
             .await?;
         Ok(Some(id))
     }
-}
-
-/// Whether a clone of this snapshot can be what is asked for.
-fn check_clone(snapshot: &Snapshot, plan: &Plan) -> Result<(), Error> {
-    let has_none = Said::read(&snapshot.config.labels).internet == Some(false);
-    if plan.offline && !has_none {
-        return Err(Error::invalid(
-            "a sandbox of a snapshot has the network of the snapshot's: leave `allow_internet_access` out",
-        ));
-    }
-    Ok(())
 }

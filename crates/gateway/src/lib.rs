@@ -3,13 +3,14 @@
 //! but what the node has opened for it.
 //!
 //! ```text
-//!  server ─▶ router ─┬─▶ api ─▶ guard (auth, limits, audit) ─▶ handlers ─▶ launch, origin, plan ─▶ node
+//!  server ─▶ router ─┬─▶ api ─▶ guard (auth, limits, audit) ─▶ handlers ─▶ launch, origin, plan, egress ─▶ node
 //!                    └─▶ ports ─┬─▶ envd (port 49983)
 //!                               └─▶ proxy ─▶ guest ─▶ a server in the sandbox
 //! ```
 
 mod api;
 mod auth;
+mod egress;
 mod envd_port;
 mod error;
 mod facade;

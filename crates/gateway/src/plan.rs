@@ -3,11 +3,12 @@
 
 use std::collections::BTreeMap;
 
+use base::Egress;
 use node_api::{NetworkMode, OnTimeout, Paging, ProcessConfig, SandboxConfig, Template, TimeLimit};
-use serde_json::Value;
 
 use crate::Error;
 use crate::api::models::{Network, NewSandbox};
+use crate::egress::{self, has, says};
 use crate::labels::{Said, is_text};
 
 /// The longest time that a sandbox may be given at once: 30 days.
@@ -19,9 +20,6 @@ const MAX_PAIRS: usize = 256;
 /// The most bytes of metadata, and of variables: both fit into one packet to the node, with room for the rest.
 const MAX_BYTES: usize = 48 << 10;
 
-/// All addresses, as clients write them to deny them.
-const EVERYTHING: [&str; 2] = ["0.0.0.0/0", "::/0"];
-
 /// A sandbox that is to be made, whatever of.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
@@ -29,8 +27,8 @@ pub(crate) struct Plan {
     pub(crate) limit: TimeLimit,
     /// `NAME=value`.
     pub(crate) env: Vec<String>,
-    /// It is to have no network.
-    pub(crate) offline: bool,
+    /// What it may reach, if anything is said of that.
+    pub(crate) egress: Option<Egress>,
     /// What is said of it; whose it is, and of what, is said later.
     pub(crate) said: Said,
 }
@@ -44,25 +42,21 @@ impl Plan {
             true => OnTimeout::Suspend,
             false => OnTimeout::Stop,
         };
-        let network = network(asked.network.as_ref())?;
+        let private_traffic = private_traffic(asked.network.as_ref())?;
         let metadata = asked.metadata.clone().unwrap_or_default();
         check_pairs("metadata", &metadata)?;
         let auto_resume = asked.auto_resume.as_ref().is_some_and(|resume| resume.enabled);
-        let denied = network.offline || asked.allow_internet_access == Some(false);
         Ok(Self {
             limit: TimeLimit {
                 ms: milliseconds(asked.timeout.unwrap_or(timeout))?,
                 then,
             },
             env: variables(asked.env_vars.clone().unwrap_or_default())?,
-            offline: denied,
+            egress: egress::of_new(asked.network.as_ref(), asked.allow_internet_access)?,
             said: Said {
                 auto_resume,
-                private_traffic: network.private,
-                internet: match denied {
-                    true => Some(false),
-                    false => asked.allow_internet_access,
-                },
+                private_traffic,
+                internet: asked.allow_internet_access,
                 metadata,
                 ..Said::default()
             },
@@ -90,16 +84,6 @@ pub(crate) fn require_memory(memory: Option<bool>, what: &str) -> Result<(), Err
     }
 }
 
-/// There is something in it.
-fn says(value: Option<&Value>) -> bool {
-    match value {
-        None | Some(Value::Null) => false,
-        Some(Value::Object(map)) => !map.is_empty(),
-        Some(Value::Array(list)) => !list.is_empty(),
-        Some(_) => true,
-    }
-}
-
 fn refuse_unserved(asked: &NewSandbox) -> Result<(), Error> {
     let unserved = |what: &str| {
         Err(Error::invalid(format!(
@@ -124,44 +108,17 @@ fn refuse_unserved(asked: &NewSandbox) -> Result<(), Error> {
     Ok(())
 }
 
-/// What can be done of the rules of a network.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Rules {
-    private: bool,
-    offline: bool,
-}
-
-fn network(asked: Option<&Network>) -> Result<Rules, Error> {
-    let Some(asked) = asked else {
-        return Ok(Rules::default());
-    };
-    let has = |list: &Option<Vec<String>>| list.as_ref().is_some_and(|list| !list.is_empty());
-    let ports = asked.https_ports.as_ref().is_some_and(|ports| !ports.is_empty());
-    for (is_there, what) in [
-        (has(&asked.allow_out), "allowOut"),
-        (has(&asked.dns_servers), "dnsServers"),
+/// Whether its ports are to show a token; what cannot be done of the rules of a network is refused.
+fn private_traffic(asked: Option<&Network>) -> Result<bool, Error> {
+    let Some(asked) = asked else { return Ok(false) };
+    egress::refuse_unserved(&[
+        (has(asked.dns_servers.as_deref()), "dnsServers"),
         (says(asked.egress_proxy.as_ref()), "egressProxy"),
         (asked.mask_request_host.is_some(), "maskRequestHost"),
-        (ports, "httpsPorts"),
+        (has(asked.https_ports.as_deref()), "httpsPorts"),
         (says(asked.rules.as_ref()), "rules"),
-    ] {
-        if is_there {
-            return Err(Error::invalid(format!(
-                "`network.{what}` is not served by this version of Basalt: leave it out"
-            )));
-        }
-    }
-    let denied = asked.deny_out.as_deref().unwrap_or_default();
-    let everything = |address: &String| EVERYTHING.contains(&address.as_str());
-    if !denied.is_empty() && !denied.iter().all(everything) {
-        return Err(Error::invalid(
-            "`network.denyOut` can only deny everything (0.0.0.0/0) in this version of Basalt: leave single addresses out",
-        ));
-    }
-    Ok(Rules {
-        private: asked.allow_public_traffic == Some(false),
-        offline: denied.iter().any(|address| address == EVERYTHING[0]),
-    })
+    ])?;
+    Ok(asked.allow_public_traffic == Some(false))
 }
 
 fn check_pairs(what: &str, pairs: &BTreeMap<String, String>) -> Result<(), Error> {
@@ -220,10 +177,8 @@ pub(crate) fn sandbox_config(template: &Template, plan: &Plan, said: &Said) -> S
         resources: template.resources.clone(),
         limits: node_api::Limits::default(),
         tmpfs: Vec::new(),
-        network: match plan.offline {
-            true => NetworkMode::None,
-            false => NetworkMode::Auto,
-        },
+        network: NetworkMode::Auto,
+        egress: plan.egress.clone().unwrap_or_default(),
         ports: Vec::new(),
         volumes: Vec::new(),
         devices: Vec::new(),
@@ -246,7 +201,7 @@ pub(crate) fn sandbox_config(template: &Template, plan: &Plan, said: &Said) -> S
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 
@@ -265,7 +220,7 @@ mod tests {
     fn what_is_asked_for_is_what_it_is() {
         let least = plan(json!({})).unwrap();
         assert_eq!((least.limit.ms, least.limit.then), (15_000, OnTimeout::Stop));
-        assert!(!least.offline && least.env.is_empty());
+        assert!(least.egress.is_none() && least.env.is_empty());
         assert_eq!(least.said, Said::default());
         let most = plan(json!({
             "timeout": 60, "autoPause": true, "autoPauseMemory": true, "autoResume": {"enabled": true},
@@ -274,14 +229,15 @@ mod tests {
         }))
         .unwrap();
         assert_eq!((most.limit.ms, most.limit.then), (60_000, OnTimeout::Suspend));
-        assert!(most.offline && most.said.auto_resume && most.said.private_traffic);
+        assert!(most.egress.unwrap().is_nothing());
+        assert!(most.said.auto_resume && most.said.private_traffic);
         assert_eq!(most.said.internet, Some(false));
         assert_eq!(
             (most.env, most.said.metadata["k"].as_str()),
             (vec!["A=b=c".to_owned()], "v")
         );
         let denied = plan(json!({"network": {"denyOut": ["0.0.0.0/0"]}})).unwrap();
-        assert!(denied.offline && denied.said.internet == Some(false));
+        assert!(denied.egress.unwrap().is_nothing());
     }
 
     #[test]
@@ -291,8 +247,8 @@ mod tests {
             (json!({"iam": {"tokens": {"a": {}}}}), "`iam`"),
             (json!({"volumeMounts": [{"name": "a", "path": "/b"}]}), "`volumeMounts`"),
             (json!({"autoPause": true, "autoPauseMemory": false}), "autoPauseMemory"),
-            (json!({"network": {"allowOut": ["1.1.1.1"]}}), "network.allowOut"),
-            (json!({"network": {"denyOut": ["1.1.1.1"]}}), "network.denyOut"),
+            (json!({"network": {"allowOut": ["example.com"]}}), "network.allowOut"),
+            (json!({"network": {"denyOut": ["1.1.1"]}}), "network.denyOut"),
             (json!({"network": {"dnsServers": ["1.1.1.1"]}}), "network.dnsServers"),
             (
                 json!({"network": {"egressProxy": {"address": "a:1"}}}),

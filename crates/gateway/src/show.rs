@@ -1,6 +1,7 @@
 //! The node's sandboxes as the API tells of them. Asks nobody.
 
-use node_api::{OnTimeout, Sandbox};
+use base::Cidr;
+use node_api::{NetworkMode, OnTimeout, Sandbox};
 
 use crate::api::models::{Lifecycle, ListedSandbox, NetworkDetail, Sandbox as SandboxModel, SandboxDetail, State};
 use crate::gateway::Gateway;
@@ -66,10 +67,12 @@ impl Gateway {
         SandboxDetail {
             listed: self.show_listed(sandbox),
             envd_access_token: self.tokens.token(TokenKind::Envd, &sandbox.id),
-            allow_internet_access: said.internet,
+            allow_internet_access: internet(sandbox, said.internet),
             domain: self.domain.clone(),
             network: NetworkDetail {
                 allow_public_traffic: !said.private_traffic,
+                allow_out: texts(sandbox.config.egress.allow()),
+                deny_out: texts(sandbox.config.egress.deny()),
             },
             lifecycle: Lifecycle {
                 auto_resume: said.auto_resume,
@@ -78,4 +81,18 @@ impl Gateway {
             pause_mode: is_paused(sandbox.state).then_some("full"),
         }
     }
+}
+
+/// Whether it has the internet: what is so now, or else what its user has asked for.
+fn internet(sandbox: &Sandbox, asked: Option<bool>) -> Option<bool> {
+    let has_none = sandbox.config.network == NetworkMode::None || sandbox.config.egress.is_nothing();
+    match has_none {
+        true => Some(false),
+        // The rules may have changed since.
+        false => asked.filter(|asked| *asked),
+    }
+}
+
+fn texts(ranges: &[Cidr]) -> Option<Vec<String>> {
+    (!ranges.is_empty()).then(|| ranges.iter().map(Cidr::to_string).collect())
 }

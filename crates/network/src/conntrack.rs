@@ -21,12 +21,17 @@ const CTA_IP_V6_DST: u16 = 4;
 /// and seldom: for a list the kernel goes through its whole table, which is the host's: 262144 buckets on a large one, 25 ms of the
 /// lab's processor, by a trace.
 pub(crate) fn forget(addresses: &[IpAddr]) -> io::Result<()> {
+    delete(|message| ends(message).any(|(from, to)| addresses.contains(&from) || addresses.contains(&to)))
+}
+
+/// Forgets every connection that one of these addresses has with somebody who is `cut`, whoever has begun it.
+pub(crate) fn end(addresses: &[IpAddr], cut: impl Fn(IpAddr) -> bool) -> io::Result<()> {
+    delete(|message| ends(message).any(|(from, to)| addresses.contains(&from) && cut(to)))
+}
+
+/// Forgets every connection of this thread's namespace of which the kernel's message is wanted.
+fn delete(wanted: impl Fn(&[u8]) -> bool) -> io::Result<()> {
     let socket = Socket::netfilter()?;
-    let octets = |address: &IpAddr| match address {
-        IpAddr::V4(address) => address.octets().to_vec(),
-        IpAddr::V6(address) => address.octets().to_vec(),
-    };
-    let wanted: Vec<Vec<u8>> = addresses.iter().map(octets).collect();
     let mut found = Vec::new();
     let list = NFNL_SUBSYS_CTNETLINK | IPCTNL_MSG_CT_GET;
     // struct nfgenmsg: family, version, res_id. Without a family it is a list of all.
@@ -34,7 +39,7 @@ pub(crate) fn forget(addresses: &[IpAddr]) -> io::Result<()> {
         let Some((header, message)) = data.split_first_chunk::<4>() else {
             return;
         };
-        if wanted.iter().any(|octets| is_about(message, octets))
+        if wanted(message)
             && let Some((_, tuple)) = attributes(message).find(|(kind, _)| *kind == CTA_TUPLE_ORIG)
         {
             found.push((header[0], tuple.to_vec()));
@@ -72,15 +77,25 @@ pub(crate) fn forget(addresses: &[IpAddr]) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether one of the four ends of a connection is that address.
-fn is_about(message: &[u8], octets: &[u8]) -> bool {
+/// From where and to where a connection's packets go, one way and the other.
+fn ends(message: &[u8]) -> impl Iterator<Item = (IpAddr, IpAddr)> {
     attributes(message)
         .filter(|(kind, _)| [CTA_TUPLE_ORIG, CTA_TUPLE_REPLY].contains(kind))
         .flat_map(|(_, tuple)| attributes(tuple))
         .filter(|(kind, _)| *kind == CTA_TUPLE_IP)
-        .flat_map(|(_, ip)| attributes(ip))
-        .filter(|(kind, _)| [CTA_IP_V4_SRC, CTA_IP_V4_DST, CTA_IP_V6_SRC, CTA_IP_V6_DST].contains(kind))
-        .any(|(_, data)| data == octets)
+        .filter_map(|(_, ip)| {
+            let of = |kinds: [u16; 2]| attributes(ip).find(|(kind, _)| kinds.contains(kind));
+            let from = address(of([CTA_IP_V4_SRC, CTA_IP_V6_SRC])?.1)?;
+            Some((from, address(of([CTA_IP_V4_DST, CTA_IP_V6_DST])?.1)?))
+        })
+}
+
+fn address(octets: &[u8]) -> Option<IpAddr> {
+    match octets.len() {
+        4 => Some(IpAddr::from(*octets.first_chunk::<4>()?)),
+        16 => Some(IpAddr::from(*octets.first_chunk::<16>()?)),
+        _ => None,
+    }
 }
 
 /// Who has opened the IPv4 and IPv6 connections of this thread's namespace.

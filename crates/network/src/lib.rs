@@ -20,6 +20,7 @@
 )]
 
 mod conntrack;
+mod egress;
 mod error;
 mod host;
 mod inside;
@@ -35,6 +36,7 @@ mod tap;
 #[cfg(test)]
 mod tests;
 
+pub use egress::Egresses;
 pub use error::Error;
 pub use network::{Attachment, Network, NetworkConfig, Ports, SlotState, default_connections};
 pub use plan::Ranges;

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use agent_api::{Address, Gateway, GuestNetwork};
 
+use crate::egress::Egresses;
 use crate::inside::Inside;
 use crate::plan::{
     DNS_V6, GATEWAY_MAC, GATEWAY_V4, GATEWAY_V6, GUEST_MAC, GUEST_V4, GUEST_V6, PREFIX_V4, Ranges, UPLINK_V6,
@@ -19,6 +20,7 @@ use crate::rules::{self, HostTable, TAP, UPLINK};
 use crate::{Error, host, ports, quoted, tap};
 use netlink::links::{Link, Links, whole_v4, whole_v6};
 
+mod egress;
 mod release;
 mod restore;
 
@@ -110,11 +112,11 @@ pub struct Network {
 }
 
 impl Network {
-    /// Sets the network up, or what is missing of it. This thread's namespace is the host's.
+    /// Sets the network up, or what is missing of it, with slots that send where `egresses` says. This thread's namespace is the host's.
     ///
     /// # Errors
     /// See [`Error`]; what was set up so far stays, and the next call goes on from there.
-    pub fn open(config: &NetworkConfig) -> Result<Self, Error> {
+    pub fn open(config: &NetworkConfig, egresses: &Egresses) -> Result<Self, Error> {
         host::check_instance(&config.instance)?;
         let host = Links::open().map_err(Error::host("opening a netlink socket"))?;
         let inside = Inside::enter(&config.instance)?;
@@ -142,12 +144,12 @@ impl Network {
             released: Mutex::default(),
             table: Mutex::default(),
         };
-        network.set_up()?;
+        network.set_up(egresses)?;
         Ok(network)
     }
 
     /// The rules first: nothing is connected before it is restricted.
-    fn set_up(&self) -> Result<(), Error> {
+    fn set_up(&self, egresses: &Egresses) -> Result<(), Error> {
         let _table = self.lock_table();
         let mut known = self.lock();
         let published = Published::read(&self.config.instance)?;
@@ -157,7 +159,7 @@ impl Network {
             .list()
             .map_err(Error::host("listing the namespace's links"))?;
         *known = links.iter().filter_map(slot_of).collect();
-        self.apply_inside(&known)?;
+        self.apply_inside(&known, &self.with_unknown(egresses, &links)?)?;
         let has_uplink = links.iter().any(|link| link.name == UPLINK);
         let peer = (UPLINK, has_uplink);
         let namespace = self.inside.namespace();
@@ -171,9 +173,9 @@ impl Network {
     }
 
     /// Makes the namespace's table anew.
-    fn apply_inside(&self, known: &BTreeSet<u32>) -> Result<(), Error> {
+    fn apply_inside(&self, known: &BTreeSet<u32>, egresses: &Egresses) -> Result<(), Error> {
         let slots: Vec<u32> = known.iter().copied().collect();
-        let table = rules::inside(&self.ranges, &self.config.resolvers, &slots)?;
+        let table = rules::inside(&self.ranges, &self.config.resolvers, &slots, egresses)?;
         self.inside.run(move || {
             rules::apply("the namespace", &table)?;
             quoted::fill().map_err(Error::host("making the rules for what ICMP errors quote"))

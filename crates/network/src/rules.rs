@@ -6,6 +6,7 @@ use std::io::Write as _;
 use std::process::{Command, Stdio};
 
 use crate::Error;
+use crate::egress::{self, Egresses};
 use crate::plan::{DNS_V6, GATEWAY_V4, GATEWAY_V6, GUEST_V4, GUEST_V6, Ranges};
 use crate::published::Published;
 use crate::resolvers::Resolvers;
@@ -19,11 +20,16 @@ pub(crate) const UPLINK: &str = "up0";
 /// What TAPs' names begin with; the slot follows.
 pub(crate) const TAP: &str = "tap";
 
-/// The table of the namespace, with the TAPs of `slots`.
+/// The table of the namespace, with the TAPs of `slots`, which may send where `egresses` says.
 ///
 /// What guests send is looked at before anything else is done with it, so that fragments are told apart by their slot's
 /// address from the beginning. A guest's own address is replaced whatever it is: there is nothing to be spoofed.
-pub(crate) fn inside(ranges: &Ranges, resolvers: &Resolvers, slots: &[u32]) -> Result<String, Error> {
+pub(crate) fn inside(
+    ranges: &Ranges,
+    resolvers: &Resolvers,
+    slots: &[u32],
+    egresses: &Egresses,
+) -> Result<String, Error> {
     let Ranges { v4, v6 } = ranges;
     let (host4, host6) = (ranges.host_v4(), ranges.host_v6());
     let (dns4, dns6) = (ranges.dns_v4(), ranges.dns_v6());
@@ -40,6 +46,7 @@ pub(crate) fn inside(ranges: &Ranges, resolvers: &Resolvers, slots: &[u32]) -> R
              ip6 daddr {DNS_V6} tcp dport 53 ip6 daddr set {dns6} accept"
         )
     });
+    let (egress_map, egress) = (egress::map(), egress::rule());
     let mut text = format!(
         "add table inet {INSIDE}
 delete table inet {INSIDE}
@@ -47,6 +54,7 @@ table inet {INSIDE} {{
     set taps {{ type ifname; }}
     map outer4 {{ type ifname : ipv4_addr; }}
     map outer6 {{ type ifname : ipv6_addr; }}
+    {egress_map}
     chain prerouting {{
         type filter hook prerouting priority -450; policy accept;
         iifname != \"{TAP}*\" accept
@@ -58,9 +66,10 @@ table inet {INSIDE} {{
     chain from_guest4 {{
         ip saddr set iifname map @outer4
         ip protocol icmp icmp type {{ destination-unreachable, time-exceeded, parameter-problem }} jump quoted_receiver4
+        ip daddr {host4} accept comment \"answers; the host drops what is none\"
+        {egress}
         {ask4}
         ip daddr {GATEWAY_V4} icmp type echo-request accept
-        ip daddr {host4} accept comment \"answers; the host drops what is none\"
         ip daddr {{ {GATEWAY_V4}, {v4}, 0.0.0.0/8, 127.0.0.0/8, 169.254.0.0/16, 224.0.0.0/3 }} drop
         accept
     }}
@@ -68,9 +77,10 @@ table inet {INSIDE} {{
         icmpv6 type {{ nd-neighbor-solicit, nd-neighbor-advert }} ip6 hoplimit 255 goto neighbours
         ip6 saddr set iifname map @outer6
         icmpv6 type {{ 1, 2, 3, 4 }} jump quoted_receiver6
+        ip6 daddr {host6} accept comment \"answers; the host drops what is none\"
+        {egress}
         {ask6}
         ip6 daddr {DNS_V6} icmpv6 type echo-request accept
-        ip6 daddr {host6} accept comment \"answers; the host drops what is none\"
         ip6 daddr {{ {DNS_V6}, {v6}/64, ::/96, ::ffff:0:0/96, fe80::/10, ff00::/8, fd00:ec2::/32, fd20:ce::254 }} drop
         accept
     }}
@@ -108,6 +118,10 @@ table inet {INSIDE} {{
 }}
 "
     );
+    // Before any TAP is known.
+    for (&slot, egress) in egresses.iter().filter(|(_, egress)| egress.restricts()) {
+        text.push_str(&egress::of_slot(slot, egress));
+    }
     text.push_str(&elements(ranges, slots)?);
     Ok(text)
 }

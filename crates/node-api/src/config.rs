@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use base::{ByteSize, CdiName, PciAddress};
+use base::{ByteSize, CdiName, Egress, PciAddress};
 use cpu::CpuModel;
 use observe::redact;
 use serde::{Deserialize, Serialize};
@@ -124,6 +124,9 @@ pub struct SandboxConfig {
     /// How it reaches the world.
     #[serde(default)]
     pub network: NetworkMode,
+    /// Where it may send by its network, if it has one. What no sandbox reaches it does not reach either, whatever is allowed here.
+    #[serde(default, skip_serializing_if = "Egress::is_empty")]
+    pub egress: Egress,
     /// Ports of the host that lead into it: `[IP:]HOST:GUEST[/tcp|udp]`.
     #[serde(default)]
     pub ports: Vec<String>,
@@ -234,6 +237,9 @@ pub enum ConfigError {
     /// Ports of a sandbox that has no network.
     #[error("ports cannot be published of a sandbox without a network: leave --publish or --network none out")]
     Ports,
+    /// Rules of a network that it does not have.
+    #[error("a sandbox without a network reaches nothing: leave what it may and may not reach, or --network none, out")]
+    Egress,
     /// A volume that cannot be.
     #[error(transparent)]
     Volume(#[from] VolumeError),
@@ -344,6 +350,9 @@ impl SandboxConfig {
         if self.network == NetworkMode::None && !self.ports.is_empty() {
             return Err(ConfigError::Ports);
         }
+        if self.network == NetworkMode::None && !self.egress.is_empty() {
+            return Err(ConfigError::Egress);
+        }
         volume::check(&self.volumes)?;
         if self.template.is_some() && self.boot {
             return Err(ConfigError::OfTemplate);
@@ -432,6 +441,7 @@ pub(crate) mod tests {
             },
             tmpfs: vec!["/run:size=1M".parse().unwrap()],
             network: NetworkMode::Auto,
+            egress: Egress::nothing(),
             ports: vec!["8080:80".into()],
             volumes: vec!["/srv:/data:ro".parse().unwrap(), "cache:/var/cache".parse().unwrap()],
             devices: Vec::new(),
@@ -459,7 +469,7 @@ pub(crate) mod tests {
         assert_eq!(serde_json::from_str::<SandboxConfig>(&text).unwrap(), config);
         // One that an earlier daemon has kept has none of the later fields.
         let mut older = serde_json::to_value(&config).unwrap();
-        for later in ["limits", "tmpfs"] {
+        for later in ["limits", "tmpfs", "egress"] {
             older.as_object_mut().unwrap().remove(later).unwrap();
         }
         let resources = older.get_mut("resources").unwrap().as_object_mut().unwrap();
@@ -469,6 +479,7 @@ pub(crate) mod tests {
         );
         let older: SandboxConfig = serde_json::from_value(older).unwrap();
         assert_eq!((older.limits, older.tmpfs), (Limits::default(), Vec::new()));
+        assert!(older.egress.is_empty());
     }
 
     #[test]
@@ -491,8 +502,10 @@ pub(crate) mod tests {
             ConfigError::Disk(ByteSize(1))
         );
         assert_eq!(broken(|c| c.network = NetworkMode::None), ConfigError::Ports);
+        let rules_of_nothing = |c: &mut SandboxConfig| (c.network, c.ports) = (NetworkMode::None, Vec::new());
+        assert_eq!(broken(rules_of_nothing), ConfigError::Egress);
         let rate_of_nothing = |c: &mut SandboxConfig| {
-            (c.network, c.ports) = (NetworkMode::None, Vec::new());
+            (c.network, c.ports, c.egress) = (NetworkMode::None, Vec::new(), Egress::default());
             c.limits.net_receive = "1M".parse().unwrap();
         };
         assert_eq!(broken(rate_of_nothing), ConfigError::NetRate);

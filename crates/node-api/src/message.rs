@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use agent_api::ExecRequest;
-use base::{ByteSize, CpuSet};
+use base::{ByteSize, CpuSet, Egress};
 use observe::{Span, TraceContext};
 use serde::{Deserialize, Serialize};
 
@@ -214,6 +214,14 @@ pub enum Request {
         /// What is done then; if it is not said, what was to be done until now.
         #[serde(default)]
         then: Option<OnTimeout>,
+    },
+    /// Have a sandbox send where these rules let it, in place of those that it has: from when this is answered, until it is asked again, by
+    /// whatever machine it has. Open connections to where it may not send any more end. [`Reply::Sandbox`].
+    UpdateNetwork {
+        /// Which.
+        sandbox: String,
+        /// Where it may send.
+        egress: Egress,
     },
     /// All sandboxes that have an accelerator. Each is an item; then [`Reply::Done`].
     ListAccelerators,

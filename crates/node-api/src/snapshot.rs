@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use base::Egress;
 use observe::redact::Variables;
 use serde::{Deserialize, Serialize};
 
@@ -100,6 +101,9 @@ pub struct CloneConfig {
     /// Ports of the host that lead into it. It has none of those that the snapshot's sandbox had.
     #[serde(default)]
     pub ports: Vec<String>,
+    /// Where it may send by its network, in place of where the snapshot's sandbox might.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub egress: Option<Egress>,
     /// How its memory comes from the snapshot's files.
     #[serde(default)]
     pub paging: Paging,
@@ -128,6 +132,7 @@ impl fmt::Debug for CloneConfig {
             name,
             hostname,
             ports,
+            egress,
             paging,
             remove,
             labels,
@@ -140,6 +145,7 @@ impl fmt::Debug for CloneConfig {
             .field("name", name)
             .field("hostname", hostname)
             .field("ports", ports)
+            .field("egress", egress)
             .field("paging", paging)
             .field("remove", remove)
             .field("labels", labels)

@@ -204,6 +204,7 @@ impl BuildConfig {
             limits: Limits::default(),
             tmpfs: Vec::new(),
             network: self.recipe.network,
+            egress: base::Egress::default(),
             ports: Vec::new(),
             volumes: Vec::new(),
             devices: Vec::new(),

@@ -51,6 +51,7 @@ pub(crate) fn stored(id: &str, name: &str) -> Stored {
                 resources: resources(),
                 limits: node_api::Limits::default(),
                 tmpfs: Vec::new(),
+                egress: base::Egress::default(),
                 network: node_api::NetworkMode::None,
                 ports: Vec::new(),
                 volumes: Vec::new(),

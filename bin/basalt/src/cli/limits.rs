@@ -3,6 +3,7 @@
 use clap::Args;
 use node_api::{Limits, Rate};
 
+use super::network::EgressArgs;
 use super::parse;
 
 /// Limits of `basalt run`.
@@ -44,6 +45,10 @@ pub(crate) struct LimitArgs {
     /// What is sent alone.
     #[arg(long, value_name = "RATE")]
     net_out_rate: Option<Rate>,
+
+    /// Where it may send.
+    #[command(flatten)]
+    pub(crate) egress: EgressArgs,
 }
 
 impl LimitArgs {
@@ -77,7 +82,9 @@ impl LimitArgs {
         ];
         let rates = rates.into_iter().filter(|(_, rate)| rate.is_limited());
         let rates = rates.map(|(name, rate)| format!("--{name}={rate}"));
-        cpus.into_iter().chain(weight).chain(pids).chain(rates).collect()
+        let egress = self.egress.words();
+        let limits = cpus.into_iter().chain(weight).chain(pids).chain(rates);
+        limits.chain(egress).collect()
     }
 }
 
@@ -123,11 +130,14 @@ mod tests {
             "--pids-limit=9",
             "--disk-rate=1M",
             "--net-rate=2M/3",
+            "--egress-deny=0.0.0.0/0",
+            "--egress-allow=10.0.0.0/8",
         ])
         .unwrap();
         let words = args.words();
         let far = parse(&words.iter().map(String::as_str).collect::<Vec<_>>()).unwrap();
         assert_eq!(far.limits(), args.limits());
+        assert_eq!((&far.egress, far.egress.words().len()), (&args.egress, 2));
         assert_eq!(args.limits().cpu_millis, Some(1050));
     }
 

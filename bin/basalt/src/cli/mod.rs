@@ -8,6 +8,7 @@ mod host;
 mod hotplug;
 mod image;
 mod limits;
+mod network;
 mod parse;
 mod process;
 mod sandbox;
@@ -34,6 +35,7 @@ pub(crate) use image::{
     SourceArgs, SystemVerb, TagArgs,
 };
 pub(crate) use limits::LimitArgs;
+pub(crate) use network::{NetworkVerb, UpdateNetworkArgs};
 pub(crate) use process::ProcessArgs;
 pub(crate) use sandbox::{
     AgentStreamArgs, CpArgs, DaemonArgs, DaemonWhat, ExecArgs, InspectArgs, KillArgs, LogsArgs, ManyArgs, PsArgs,
@@ -148,6 +150,9 @@ pub(crate) enum Verb {
     Move(MoveArgs),
     /// Change how much memory a sandbox has, also while it runs.
     Update(UpdateArgs),
+    /// What sandboxes reach by their network.
+    #[command(subcommand)]
+    Network(NetworkVerb),
     /// The host's CPUs: which sandbox owns which, and which are isolated.
     #[command(subcommand)]
     Host(HostVerb),
@@ -252,6 +257,7 @@ impl Verb {
             | Self::Rollback(_)
             | Self::Move(_)
             | Self::Update(_)
+            | Self::Network(_)
             | Self::Daemon(_) => true,
             Self::AgentStream(_)
             | Self::Published

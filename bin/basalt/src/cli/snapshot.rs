@@ -4,6 +4,7 @@ use clap::{Args, Subcommand};
 use node_api::transfer::Kind;
 use node_api::{Class, Paging};
 
+use super::network::EgressArgs;
 use super::parse;
 use super::transfer::{Errand, LoadFrom, PullFrom, PushTo, SaveTo, Way, Wish};
 
@@ -185,7 +186,7 @@ Examples:
   basalt clone --name two -p 8082:80 ready
 
 A clone goes on where the sandbox was when its snapshot was taken, detached, with the same memory and disk; its name, host name, machine id, random numbers,
-published ports and address outside are its own.";
+published ports and address outside are its own. It reaches what the snapshot's sandbox might, unless --egress-deny says otherwise.";
 
 /// `basalt clone`.
 #[derive(Args, Clone, Debug)]
@@ -202,6 +203,10 @@ pub(crate) struct CloneArgs {
     /// Let a port of the host lead into it: [IP:]HOST:GUEST[/tcp|udp].
     #[arg(short, long, value_name = "PORTS")]
     pub(crate) publish: Vec<String>,
+
+    /// In place of the snapshot's.
+    #[command(flatten)]
+    pub(crate) egress: EgressArgs,
 
     /// Mark it with KEY=VALUE, over the marks of the snapshot's sandbox.
     #[arg(short, long, value_name = "KEY=VALUE", value_parser = parse::label)]

@@ -87,6 +87,7 @@ pub(super) fn clone(args: &CloneArgs, log_level: LogLevel, json: bool) -> Result
     argv.extend(published(&args.publish)?);
     // Also where there are none: its snapshot's labels are its own, the ports are not.
     argv.push(asked::ports_label(&args.publish));
+    argv.extend(args.egress.words());
     argv.extend(args.label.iter().map(|(key, value)| format!("--label={key}={value}")));
     argv.push(format!("--paging={}", args.paging));
     argv.extend(args.rm.then(|| "--rm".to_owned()));

@@ -127,6 +127,7 @@ pub(crate) fn configure(args: &RunArgs, set: &[String], resources: Resources) ->
         limits: args.limits.limits(),
         tmpfs: args.tmpfs.clone(),
         network: args.network.mode(),
+        egress: args.limits.egress.egress()?,
         ports: args.publish.clone(),
         volumes: args.volume.iter().chain(&args.volume_json).cloned().collect(),
         devices,

@@ -8,6 +8,7 @@ mod lifecycle;
 mod logs;
 mod metrics;
 pub(crate) mod models;
+mod network;
 mod page;
 mod sandboxes;
 mod snapshots;
@@ -18,7 +19,7 @@ use std::sync::Arc;
 
 use axum::extract::DefaultBodyLimit;
 use axum::middleware::from_fn_with_state;
-use axum::routing::{get, post};
+use axum::routing::{get, post, put};
 use axum::{Json, Router};
 use http::StatusCode;
 use utoipa::openapi::security::{ApiKey, ApiKeyValue, SecurityScheme};
@@ -42,7 +43,7 @@ pub(crate) struct Object(pub(crate) String);
     paths(
         sandboxes::create, sandboxes::create_v2, sandboxes::list, sandboxes::list_v2, sandboxes::get, sandboxes::kill,
         lifecycle::timeout, lifecycle::refresh, lifecycle::pause, lifecycle::resume, lifecycle::connect, lifecycle::connect_v2,
-        lifecycle::fork, snapshots::create, snapshots::list, templates::list, templates::list_v2, templates::get, templates::alias,
+        lifecycle::fork, network::update, snapshots::create, snapshots::list, templates::list, templates::list_v2, templates::get, templates::alias,
         templates::remove, metrics::one, metrics::several, logs::logs, logs::logs_v2, health
     ),
     modifiers(&Keyed)
@@ -86,6 +87,7 @@ pub(crate) fn router(gateway: &Arc<Gateway>) -> Router {
         .route("/sandboxes/{id}/connect", post(lifecycle::connect))
         .route("/v2/sandboxes/{id}/connect", post(lifecycle::connect_v2))
         .route("/sandboxes/{id}/fork", post(lifecycle::fork))
+        .route("/sandboxes/{id}/network", put(network::update))
         .route("/sandboxes/{id}/snapshots", post(snapshots::create))
         .route("/sandboxes/{id}/metrics", get(metrics::one))
         .route("/sandboxes/{id}/logs", get(logs::logs))

@@ -27,7 +27,7 @@ pub(crate) struct NewSandbox {
     /// Of no effect: what reaches processes and files always wants the token.
     #[expect(dead_code, reason = "it is named for the document")]
     pub(crate) secure: Option<bool>,
-    /// False: it has no network.
+    /// False: it reaches nothing but what `network.allowOut` has, as with `network.denyOut: ["0.0.0.0/0"]`.
     #[serde(rename = "allow_internet_access")]
     pub(crate) allow_internet_access: Option<bool>,
     /// Rules of its network.
@@ -61,9 +61,9 @@ pub(crate) struct AutoResume {
 pub(crate) struct Network {
     /// False: requests to its ports have to show its traffic token.
     pub(crate) allow_public_traffic: Option<bool>,
-    /// Refused unless it is empty.
+    /// Addresses and ranges of them that it may reach although they are denied; names of hosts are refused.
     pub(crate) allow_out: Option<Vec<String>>,
-    /// Only everything (`0.0.0.0/0`) can be denied.
+    /// Addresses and ranges of them that it may not reach; `0.0.0.0/0` is everything, IPv6 too.
     pub(crate) deny_out: Option<Vec<String>>,
     /// Refused unless it is empty.
     pub(crate) dns_servers: Option<Vec<String>>,
@@ -77,6 +77,27 @@ pub(crate) struct Network {
     /// Refused unless it is empty.
     #[schema(value_type = Option<Object>)]
     pub(crate) rules: Option<Value>,
+}
+
+/// What a sandbox may reach from now on, in place of what it could.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct NetworkUpdate {
+    /// As of a new sandbox.
+    pub(crate) allow_out: Option<Vec<String>>,
+    /// As of a new sandbox.
+    pub(crate) deny_out: Option<Vec<String>>,
+    /// Refused unless it is empty.
+    pub(crate) dns_servers: Option<Vec<String>>,
+    /// Refused.
+    #[schema(value_type = Option<Object>)]
+    pub(crate) egress_proxy: Option<Value>,
+    /// Refused unless it is empty.
+    #[schema(value_type = Option<Object>)]
+    pub(crate) rules: Option<Value>,
+    /// As of a new sandbox.
+    #[serde(rename = "allow_internet_access")]
+    pub(crate) allow_internet_access: Option<bool>,
 }
 
 /// A sandbox that was made, or connected to.
@@ -185,6 +206,12 @@ pub(crate) struct SandboxDetail {
 pub(crate) struct NetworkDetail {
     /// Requests to its ports need no token.
     pub(crate) allow_public_traffic: bool,
+    /// What it may reach although it is denied.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) allow_out: Option<Vec<String>>,
+    /// What it may not reach.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) deny_out: Option<Vec<String>>,
 }
 
 /// What is done with a sandbox.

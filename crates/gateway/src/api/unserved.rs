@@ -12,11 +12,9 @@ const DELETE: MethodFilter = MethodFilter::DELETE;
 const GET: MethodFilter = MethodFilter::GET;
 const PATCH: MethodFilter = MethodFilter::PATCH;
 const POST: MethodFilter = MethodFilter::POST;
-const PUT: MethodFilter = MethodFilter::PUT;
 
 /// Method, path, and what it is.
 const UNSERVED: &[(MethodFilter, &str, &str)] = &[
-    (PUT, "/sandboxes/{id}/network", "a change of a sandbox's network"),
     (GET, "/secrets", "a list of secrets"),
     (POST, "/secrets", "a secret"),
     (GET, "/secrets/{secret}", "a secret"),

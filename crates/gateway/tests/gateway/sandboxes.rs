@@ -1,7 +1,7 @@
 //! Sandboxes made, listed, looked at and killed; what cannot be honoured is refused; each tenant has its own.
 
 use control::{AuditLog, Quota, Tenants};
-use node_api::{ErrorKind, NetworkMode, OnTimeout, State};
+use node_api::{ErrorKind, OnTimeout, State};
 use serde_json::{Value, json};
 
 use crate::fake::BASE;
@@ -64,24 +64,6 @@ async fn the_two_generations_differ_in_how_long_a_sandbox_runs() {
             OnTimeout::Stop
         );
     }
-}
-
-#[tokio::test]
-async fn without_internet_there_is_no_network() {
-    let bed = Bed::new();
-    let asked = json!({"templateID": "offline", "allow_internet_access": false});
-    let id = bed.make(asked).await;
-    assert_eq!(bed.node.sandbox(&id).unwrap().config.network, NetworkMode::None);
-    let told = bed.get(&format!("/sandboxes/{id}")).await.is(200);
-    assert_eq!(told["allowInternetAccess"], json!(false));
-    // A machine that goes on from a template with a network has one.
-    let refused = bed
-        .post(
-            "/sandboxes",
-            json!({"templateID": "base", "allow_internet_access": false}),
-        )
-        .await;
-    assert!(refused.is(400)["message"].as_str().unwrap().contains("network"));
 }
 
 #[tokio::test]

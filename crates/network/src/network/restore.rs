@@ -7,6 +7,7 @@ use std::io;
 use netlink::{Body, Socket};
 
 use super::Network;
+use crate::egress::Egresses;
 use crate::published::Published;
 use crate::quoted::{INET, NFNL_SUBSYS_NFTABLES};
 use crate::rules::{self, INSIDE};
@@ -29,15 +30,19 @@ impl Network {
         Ok(!self.has_host_table()? || !self.has_inner_table()?)
     }
 
-    /// Makes the tables that are missing, the host's with these published ports.
+    /// Makes the tables that are missing, the host's with these published ports, the namespace's with slots that send where `egresses` says.
     ///
     /// # Errors
     /// nft refuses.
-    pub fn restore(&self, ports: &Ports) -> Result<(), Error> {
+    pub fn restore(&self, ports: &Ports, egresses: &Egresses) -> Result<(), Error> {
         let _table = self.lock_table();
         let known = self.lock();
         if !self.has_inner_table()? {
-            self.apply_inside(&known)?;
+            let links = self
+                .inner
+                .list()
+                .map_err(Error::host("listing the namespace's links"))?;
+            self.apply_inside(&known, &self.with_unknown(egresses, &links)?)?;
             log::warn!(
                 "the table {INSIDE} of the network's namespace had been deleted by another program and was made again"
             );
@@ -93,7 +98,7 @@ impl Network {
         has_table(&self.config.instance).map_err(Error::host("looking for the host's nft table"))
     }
 
-    fn has_inner_table(&self) -> Result<bool, Error> {
+    pub(super) fn has_inner_table(&self) -> Result<bool, Error> {
         let look = || has_table(INSIDE).map_err(Error::host("looking for the namespace's nft table"));
         self.inside.run(look)
     }

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use super::world::{Guest, PATIENCE, World};
-use crate::{Error, Network, SlotState};
+use crate::{Egresses, Error, Network, SlotState};
 use netlink::Links;
 
 #[test]
@@ -77,7 +77,8 @@ fn tables_that_somebody_deletes_are_put_back_with_published_ports() {
     assert!(world.world.is_cut_off("192.0.2.1:8080"));
     assert!(guest.place.is_cut_off("192.0.2.2:7000"));
     let (again, lost) = (ports.clone(), ports.clone());
-    world.with(move |network| network.restore(&again).unwrap());
+    let egresses = Egresses::from([(4, base::Egress::default())]);
+    world.with(move |network| network.restore(&again, &egresses).unwrap());
     assert!(!world.with(|network| network.is_damaged().unwrap()));
     guest.place.tcp("192.0.2.2:7000").unwrap();
     world.world.tcp("192.0.2.1:8080").unwrap();
@@ -176,7 +177,11 @@ fn a_host_has_room_for_many_networks() {
     for number in 0..6 {
         let mut config = world.config();
         config.instance.push_str(&format!("-{number}"));
-        others.push(world.host.run(move || Network::open(&config).unwrap()));
+        others.push(
+            world
+                .host
+                .run(move || Network::open(&config, &Egresses::default()).unwrap()),
+        );
     }
     let mut ranges: Vec<_> = others.iter().map(|network| network.ranges().v4.to_string()).collect();
     ranges.push(world.with(|network| network.ranges().v4.to_string()));
@@ -194,7 +199,9 @@ fn two_networks_on_one_host_keep_apart() {
     world.world.serve_tcp("192.0.2.2:7000");
     let mut config = world.config();
     config.instance.push_str("-b");
-    let other = world.host.run(move || Network::open(&config).unwrap());
+    let other = world
+        .host
+        .run(move || Network::open(&config, &Egresses::default()).unwrap());
     assert_ne!(other.ranges().v4, world.with(|network| network.ranges().v4));
     let there = other.ranges().slot_v4(0).unwrap();
     let (attachment, other) = world.host.run(move || (other.attach(0, 1).unwrap(), other));

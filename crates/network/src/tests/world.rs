@@ -15,7 +15,7 @@ use rustix::thread::UnshareFlags;
 
 use crate::plan::{GATEWAY_MAC, GUEST_MAC};
 use crate::resolvers::Resolvers;
-use crate::{Attachment, Network, NetworkConfig, tap};
+use crate::{Attachment, Egresses, Network, NetworkConfig, tap};
 use netlink::Links;
 
 pub(super) const HOST4: &str = "192.0.2.1";
@@ -211,6 +211,8 @@ pub(super) struct World {
     pub(super) instance: String,
     /// How many a slot may have, from when the network is opened next.
     pub(super) connections: Option<u32>,
+    /// Where slots may send, from when it is opened next.
+    pub(super) egresses: Egresses,
     network: Option<Arc<Network>>,
 }
 
@@ -243,6 +245,7 @@ impl World {
             host: Arc::new(host),
             instance,
             connections: None,
+            egresses: Egresses::default(),
             network: None,
         };
         made.open();
@@ -264,8 +267,9 @@ impl World {
     /// Opens the network, once more if it is open.
     pub(super) fn open(&mut self) {
         self.network = None;
-        let config = self.config();
-        self.network = Some(Arc::new(self.host.run(move || Network::open(&config).unwrap())));
+        let (config, egresses) = (self.config(), self.egresses.clone());
+        let open = move || Network::open(&config, &egresses).unwrap();
+        self.network = Some(Arc::new(self.host.run(open)));
     }
 
     /// Does something with the network, on the host.

@@ -166,6 +166,7 @@ fn is_for_gateways(request: &Request) -> bool {
             | Request::Clone(_)
             | Request::Rollback(_)
             | Request::SetTimeLimit { .. }
+            | Request::UpdateNetwork { .. }
     )
 }
 
@@ -260,7 +261,13 @@ mod tests {
             Request::Exec {
                 sandbox: sandbox.clone(),
             },
-            Request::Suspend { sandbox },
+            Request::Suspend {
+                sandbox: sandbox.clone(),
+            },
+            Request::UpdateNetwork {
+                sandbox,
+                egress: base::Egress::nothing(),
+            },
             Request::Clone(CloneConfig::default()),
         ];
         for request in &mut served {

@@ -452,6 +452,9 @@ impl Connection<'_> {
             Request::SetTimeLimit { sandbox, ms, then } => {
                 Reply::Sandbox(Box::new(node.set_time_limit(&*find(&sandbox)?, ms, then)?))
             }
+            Request::UpdateNetwork { sandbox, egress } => {
+                Reply::Sandbox(Box::new(node.update_network(&*find(&sandbox)?, &egress)?))
+            }
             Request::UpdateMemory { sandbox, memory } => resized(&node, &find(&sandbox)?, memory)?,
             Request::RemoveSnapshot { name } => {
                 caller.find_snapshot(&node, &name)?;

@@ -10,8 +10,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use agent_api::Identity;
+use base::Egress;
 use node_api::transfer::Kind;
-use node_api::{CloneConfig, SandboxConfig};
+use node_api::{CloneConfig, NetworkMode, SandboxConfig};
 use observe::span::{self, span};
 
 use crate::Error;
@@ -110,6 +111,11 @@ fn configured(record: &Record, asked: CloneConfig) -> Result<SandboxConfig, Erro
         name: asked.name,
         hostname: asked.hostname,
         ports: asked.ports,
+        // Without a network it has none of this either.
+        egress: match of.network {
+            NetworkMode::None => Egress::default(),
+            NetworkMode::Auto | NetworkMode::Node => asked.egress.unwrap_or(of.egress),
+        },
         paging: asked.paging,
         // They are those of what it is a clone of, which may have them still.
         devices: Vec::new(),
@@ -128,7 +134,7 @@ fn configured(record: &Record, asked: CloneConfig) -> Result<SandboxConfig, Erro
 
 #[cfg(test)]
 mod tests {
-    use node_api::{NetworkMode, Programs, Snapshot};
+    use node_api::{Programs, Snapshot};
 
     use super::*;
     use crate::testing::stored;
@@ -139,6 +145,7 @@ mod tests {
         let mut config = stored.sandbox.config;
         (config.network, config.hostname) = (NetworkMode::Auto, Some("web".into()));
         (config.remove, config.ports) = (true, vec!["80:80".into()]);
+        config.egress = Egress::nothing();
         config.labels = BTreeMap::from([("a".into(), "1".into()), ("b".into(), "1".into())]);
         let mut record = Record {
             snapshot: Snapshot {
@@ -171,6 +178,20 @@ mod tests {
         assert_eq!((made.ports, made.detach), (vec!["81:80".to_owned()], true));
         assert_eq!((made.labels["a"].as_str(), made.labels["b"].as_str()), ("1", "2"));
         assert_eq!(made.resources, record.snapshot.config.resources);
+        assert!(made.egress.is_nothing(), "it may send where the snapshot's may not");
+        let freed = CloneConfig {
+            egress: Some(Egress::default()),
+            ..asked.clone()
+        };
+        assert!(configured(&record, freed).unwrap().egress.is_empty());
+        record.snapshot.config.network = NetworkMode::None;
+        let without = CloneConfig {
+            ports: Vec::new(),
+            egress: Some(Egress::nothing()),
+            ..asked.clone()
+        };
+        assert!(configured(&record, without).unwrap().egress.is_empty());
+        record.snapshot.config.network = NetworkMode::Auto;
         record.networked = false;
         assert!(configured(&record, asked).is_err(), "a port of no network");
     }

@@ -24,5 +24,6 @@ pub(crate) mod stop;
 pub(crate) mod suspend;
 pub(crate) mod time_limits;
 pub(crate) mod undo;
+mod update_network;
 pub(crate) mod verify;
 mod zeroed_memory;

@@ -322,6 +322,7 @@ impl Node {
         let network = self.network.get()?;
         // Nothing is connected before it is restricted.
         self.network.restore()?;
+        self.network.restrict(stored.slot, &stored.sandbox.config.egress)?;
         let queues = usize::from(launch::queues(&stored.sandbox.config.resources));
         let attachment = network.attach(stored.slot, queues)?;
         let ports = parse_ports(&stored.sandbox.config.ports)?;

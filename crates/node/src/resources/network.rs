@@ -4,7 +4,8 @@ use std::fmt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use network::{Attachment, Network, NetworkConfig, PortMapping, Ports, SlotState};
+use base::Egress;
+use network::{Attachment, Egresses, Network, NetworkConfig, PortMapping, Ports, SlotState};
 
 use crate::Error;
 
@@ -13,6 +14,7 @@ pub(crate) trait OpenNetwork: fmt::Debug + Send + Sync {
     fn attach(&self, slot: u32, queues: usize) -> Result<Attachment, network::Error>;
     /// What a device is made of that takes the place of one that has its TAP.
     fn attachment(&self) -> Attachment;
+    fn restrict(&self, slot: u32, egress: &Egress) -> Result<(), network::Error>;
     fn publish(&self, slot: u32, ports: &[PortMapping]) -> Result<(), network::Error>;
     fn detach(&self, slot: u32) -> Result<(), network::Error>;
     fn release(&self, slot: u32) -> Result<(), network::Error>;
@@ -20,7 +22,7 @@ pub(crate) trait OpenNetwork: fmt::Debug + Send + Sync {
     fn missing(&self, slots: &[u32]) -> Vec<u32>;
     fn prepare(&self, slots: &[u32]) -> Result<(), network::Error>;
     fn is_damaged(&self) -> Result<bool, network::Error>;
-    fn restore(&self, ports: &Ports) -> Result<(), network::Error>;
+    fn restore(&self, ports: &Ports, egresses: &Egresses) -> Result<(), network::Error>;
     fn publish_again(&self, ports: &Ports) -> Result<(), network::Error>;
     /// Nothing is done while somebody else has it.
     fn teardown(self: Arc<Self>) -> Result<(), network::Error>;
@@ -33,6 +35,10 @@ impl OpenNetwork for Network {
 
     fn attachment(&self) -> Attachment {
         Self::attachment(self)
+    }
+
+    fn restrict(&self, slot: u32, egress: &Egress) -> Result<(), network::Error> {
+        Self::restrict(self, slot, egress)
     }
 
     fn publish(&self, slot: u32, ports: &[PortMapping]) -> Result<(), network::Error> {
@@ -63,8 +69,8 @@ impl OpenNetwork for Network {
         Self::is_damaged(self)
     }
 
-    fn restore(&self, ports: &Ports) -> Result<(), network::Error> {
-        Self::restore(self, ports)
+    fn restore(&self, ports: &Ports, egresses: &Egresses) -> Result<(), network::Error> {
+        Self::restore(self, ports, egresses)
     }
 
     fn publish_again(&self, ports: &Ports) -> Result<(), network::Error> {
@@ -78,8 +84,8 @@ impl OpenNetwork for Network {
 
 /// Sets networks up.
 pub(crate) trait SetUp: fmt::Debug + Send + Sync {
-    /// Sets this instance's up, or what is missing of it.
-    fn open(&self, instance: &str) -> Result<Arc<dyn OpenNetwork>, network::Error>;
+    /// Sets this instance's up, or what is missing of it, with slots that send where `egresses` says.
+    fn open(&self, instance: &str, egresses: &Egresses) -> Result<Arc<dyn OpenNetwork>, network::Error>;
     /// Some daemon has set it up.
     fn exists(&self, instance: &str) -> bool;
 }
@@ -89,8 +95,8 @@ pub(crate) trait SetUp: fmt::Debug + Send + Sync {
 pub(crate) struct InKernel;
 
 impl SetUp for InKernel {
-    fn open(&self, instance: &str) -> Result<Arc<dyn OpenNetwork>, network::Error> {
-        Ok(Arc::new(Network::open(&NetworkConfig::new(instance))?))
+    fn open(&self, instance: &str, egresses: &Egresses) -> Result<Arc<dyn OpenNetwork>, network::Error> {
+        Ok(Arc::new(Network::open(&NetworkConfig::new(instance), egresses)?))
     }
 
     fn exists(&self, instance: &str) -> bool {
@@ -105,9 +111,16 @@ pub(crate) struct NodeNetwork {
     /// `None` where sandboxes have no network.
     how: Option<Arc<dyn SetUp>>,
     opened: Mutex<Option<Arc<dyn OpenNetwork>>>,
-    /// What every slot has published whose machine there is, from before it comes up until it has ended: what is put back where the
-    /// tables are lost. Held while ports are published or taken back, and before `opened`.
-    published: Mutex<Ports>,
+    /// Held while any of it changes, and before `opened`.
+    kept: Mutex<Kept>,
+}
+
+/// What every slot has whose machine there is, from before that comes up until it has ended: what is put back where the tables are lost.
+#[derive(Debug, Default)]
+struct Kept {
+    published: Ports,
+    /// Of each, also where it may send everywhere: of one that is not here nothing is known.
+    egresses: Egresses,
 }
 
 impl NodeNetwork {
@@ -116,7 +129,7 @@ impl NodeNetwork {
             instance,
             how,
             opened: Mutex::new(None),
-            published: Mutex::default(),
+            kept: Mutex::default(),
         }
     }
 
@@ -124,8 +137,8 @@ impl NodeNetwork {
         self.opened.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn lock_published(&self) -> MutexGuard<'_, Ports> {
-        self.published.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_kept(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sandboxes can have one.
@@ -136,11 +149,15 @@ impl NodeNetwork {
     /// The network, set up if it is not.
     pub(crate) fn get(&self) -> Result<Arc<dyn OpenNetwork>, Error> {
         let how = self.how.as_ref().ok_or(Error::NoNetwork)?;
+        if let Some(network) = self.if_set_up() {
+            return Ok(network);
+        }
+        let kept = self.lock_kept();
         let mut opened = self.lock();
         if let Some(network) = opened.as_ref() {
             return Ok(Arc::clone(network));
         }
-        Ok(Arc::clone(opened.insert(how.open(&self.instance)?)))
+        Ok(Arc::clone(opened.insert(how.open(&self.instance, &kept.egresses)?)))
     }
 
     /// The same where it was needed before.
@@ -156,28 +173,60 @@ impl NodeNetwork {
     /// Publishes ports of a slot; they are there until it is given back.
     pub(crate) fn publish(&self, slot: u32, ports: Vec<PortMapping>) -> Result<(), Error> {
         let network = self.get()?;
-        let mut published = self.lock_published();
+        let mut kept = self.lock_kept();
         network.publish(slot, &ports)?;
-        published.insert(slot, ports);
+        kept.published.insert(slot, ports);
         Ok(())
+    }
+
+    /// Has a slot send where `egress` lets it, until it is given back. If that fails it sends where it could before.
+    pub(crate) fn restrict(&self, slot: u32, egress: &Egress) -> Result<(), Error> {
+        let network = self.get()?;
+        let mut kept = self.lock_kept();
+        // Whatever fails from here on is taken back with the slot.
+        let was = kept.egresses.insert(slot, egress.clone());
+        let is_there =
+            was.as_ref() == Some(egress) || !(egress.restricts() || was.as_ref().is_some_and(Egress::restricts));
+        if is_there {
+            return Ok(());
+        }
+        network.restrict(slot, egress).map_err(|error| {
+            let taken_back = was.map_or(Ok(()), |was| {
+                let undone = network.restrict(slot, &was).map_err(Error::from);
+                kept.egresses.insert(slot, was);
+                undone
+            });
+            Error::from(error).after_undo(taken_back)
+        })
+    }
+
+    /// A record says so of a slot that may have a machine; before the network is needed.
+    pub(crate) fn sends_by(&self, slot: u32, egress: Egress) {
+        self.lock_kept().egresses.insert(slot, egress);
     }
 
     /// An earlier daemon has published these of a slot whose machine runs on.
     pub(crate) fn has_published(&self, slot: u32, ports: Vec<PortMapping>) {
-        self.lock_published().insert(slot, ports);
+        self.lock_kept().published.insert(slot, ports);
     }
 
     /// Takes back what a slot has, whose machine has ended.
     pub(crate) fn give_back(&self, slot: u32, has_ports: bool) -> Result<(), Error> {
         let network = self.get()?;
-        let mut published = self.lock_published();
-        published.remove(&slot);
+        let mut kept = self.lock_kept();
+        kept.published.remove(&slot);
         if has_ports {
             network.detach(slot)?;
         } else {
-            drop(published);
+            drop(kept);
             network.release(slot)?;
+            kept = self.lock_kept();
         }
+        // The last: until here it may have a guest.
+        if kept.egresses.get(&slot).is_some_and(Egress::restricts) {
+            network.restrict(slot, &Egress::default())?;
+        }
+        kept.egresses.remove(&slot);
         Ok(())
     }
 
@@ -186,15 +235,17 @@ impl NodeNetwork {
         if self.with(|network| network.is_damaged()).transpose()? != Some(true) {
             return Ok(());
         }
-        let published = self.lock_published();
-        self.with(|network| network.restore(&published)).transpose()?;
+        let kept = self.lock_kept();
+        self.with(|network| network.restore(&kept.published, &kept.egresses))
+            .transpose()?;
         Ok(())
     }
 
     /// Publishes what is missing of all that is published, where the tables were lost while no daemon ran.
     pub(crate) fn publish_again(&self) -> Result<(), Error> {
-        let published = self.lock_published();
-        self.with(|network| network.publish_again(&published)).transpose()?;
+        let kept = self.lock_kept();
+        self.with(|network| network.publish_again(&kept.published))
+            .transpose()?;
         Ok(())
     }
 

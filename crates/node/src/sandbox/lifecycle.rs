@@ -46,6 +46,8 @@ pub(crate) enum Verb {
     Update,
     /// It may run for some other time.
     Limit,
+    /// It may send elsewhere.
+    Network,
     /// What was built in it becomes a template.
     Keep,
     /// Unless by force.
@@ -68,7 +70,7 @@ impl Verb {
             Self::Exec | Self::Suspend | Self::Snapshot | Self::Move | Self::Attach | Self::Detach | Self::Keep => {
                 state == State::Running
             }
-            Self::Limit => !matches!(state, State::Creating | State::Removing),
+            Self::Limit | Self::Network => !matches!(state, State::Creating | State::Removing),
             Self::Rollback | Self::Update => matches!(state, State::Exited | State::Running | State::Paused),
             // What it has in its memory is nowhere else.
             Self::Remove => !state.has_vm() && state != State::Suspended,
@@ -150,6 +152,7 @@ mod tests {
             (Verb::Detach, "--x-----"),
             (Verb::Update, "--xx-x--"),
             (Verb::Limit, "-xxxxx-x"),
+            (Verb::Network, "-xxxxx-x"),
             (Verb::Keep, "--x-----"),
             (Verb::Remove, "x----xx-"),
         ];

@@ -14,7 +14,7 @@ use agent_api::Connection;
 use node_api::{BuildConfig, Class, CloneConfig, Recipe, SandboxConfig, State};
 
 use super::faults::{Fault, INJECTED};
-use super::{Attempt, World, detach_cases, host_cases, saved_cases, suspend_cases};
+use super::{Attempt, World, detach_cases, egress, host_cases, saved_cases, suspend_cases};
 use crate::Error;
 use crate::error::words::with_causes;
 use crate::node::Node;
@@ -64,6 +64,7 @@ const ALL: &[&[Case]] = &[
     suspend_cases::CASES,
     host_cases::CASES,
     detach_cases::CASES,
+    egress::CASES,
 ];
 
 pub(super) fn nothing(_: &mut World) {}

@@ -13,6 +13,7 @@ mod cpus;
 mod detach_cases;
 mod device_start;
 mod devices;
+mod egress;
 mod failed_undo;
 mod faults;
 mod guest;
@@ -348,7 +349,7 @@ impl World {
         same("set aside", &names(&node.paths.quarantine()), &BTreeSet::new())
     }
 
-    /// Those and only those that run have a place in the network, with their ports published.
+    /// Those and only those that run have a place in the network, with their ports published, and send where they may.
     fn look_at_network(&self) -> Result<(), String> {
         let entries: Vec<_> = self.node().entries().values().cloned().collect();
         let all = entries.iter().map(|entry| entry.stored());
@@ -363,7 +364,14 @@ impl World {
             .into_iter()
             .map(|(slot, ports)| (slot, ports.into_iter().map(told).collect()))
             .collect();
-        same("slots of the network", &taken, &wanted)
+        same("slots of the network", &taken, &wanted)?;
+        let all = entries.iter().map(|entry| entry.stored());
+        let wanted: BTreeMap<_, _> = all
+            .filter(|stored| stored.networked && stored.sandbox.state.has_vm())
+            .map(|stored| (stored.slot, stored.sandbox.config.egress))
+            .filter(|(_, egress)| egress.restricts())
+            .collect();
+        same("where slots may send", &self.network.egresses(), &wanted)
     }
 
     fn look_at_machines(&self, wanted: BTreeMap<String, (Option<i32>, State)>) -> Result<(), String> {

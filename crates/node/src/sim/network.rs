@@ -6,7 +6,8 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use agent_api::GuestNetwork;
-use network::{Attachment, Error, PortMapping, Ports, SlotState};
+use base::Egress;
+use network::{Attachment, Egresses, Error, PortMapping, Ports, SlotState};
 
 use super::faults::Faults;
 use crate::resources::network::{OpenNetwork, SetUp};
@@ -25,6 +26,8 @@ struct Kernel {
     slots: BTreeMap<u32, SlotState>,
     /// Slots with a TAP, in use or made ahead.
     taps: BTreeSet<u32>,
+    /// Where slots may send that are restricted.
+    egresses: Egresses,
     is_up: bool,
     /// Another program has deleted its tables, and with them all that was published.
     is_damaged: bool,
@@ -37,6 +40,19 @@ impl Kernel {
             in_use: false,
             published: Vec::new(),
         })
+    }
+
+    /// Makes the table anew, with slots that send where `told` says; of whom nothing is told is as restricted as can be if it was at all.
+    fn restrict_all(&mut self, told: &Egresses) {
+        let was = std::mem::take(&mut self.egresses);
+        let unknown = was.into_keys().filter(|slot| !told.contains_key(slot));
+        let unknown: Vec<u32> = unknown
+            .filter(|slot| self.slots.get(slot).is_some_and(|slot| slot.in_use))
+            .collect();
+        self.egresses
+            .extend(unknown.into_iter().map(|slot| (slot, Egress::nothing())));
+        let told = told.iter().filter(|(_, egress)| egress.restricts());
+        self.egresses.extend(told.map(|(slot, egress)| (*slot, egress.clone())));
     }
 
     /// Publishes those that the slot has not published; a port of another one is refused.
@@ -89,6 +105,11 @@ impl Network {
         taken.map(|slot| (slot.slot, slot.published.clone())).collect()
     }
 
+    /// Where slots may send that are restricted.
+    pub(crate) fn egresses(&self) -> Egresses {
+        self.lock().egresses.clone()
+    }
+
     /// Another program deletes all tables.
     pub(crate) fn damage(&self) {
         let mut kernel = self.lock();
@@ -113,10 +134,11 @@ fn host(what: &str, source: io::Error) -> Error {
 
 impl SetUp for Network {
     /// Makes the tables that are missing, with nothing in them.
-    fn open(&self, _: &str) -> Result<Arc<dyn OpenNetwork>, Error> {
+    fn open(&self, _: &str, egresses: &Egresses) -> Result<Arc<dyn OpenNetwork>, Error> {
         self.call("open")?;
         let mut kernel = self.lock();
         (kernel.is_up, kernel.is_damaged) = (true, false);
+        kernel.restrict_all(egresses);
         Ok(Arc::new(self.clone()))
     }
 
@@ -152,6 +174,17 @@ impl OpenNetwork for Network {
                 mtu: 1500,
             },
         }
+    }
+
+    fn restrict(&self, slot: u32, egress: &Egress) -> Result<(), Error> {
+        self.call("restrict")?;
+        let mut kernel = self.lock();
+        match (kernel.is_damaged, egress.restricts()) {
+            (true, _) => return Err(host("restrict", io::Error::other("there is no such table"))),
+            (_, true) => kernel.egresses.insert(slot, egress.clone()),
+            (_, false) => kernel.egresses.remove(&slot),
+        };
+        Ok(())
     }
 
     fn publish(&self, slot: u32, ports: &[PortMapping]) -> Result<(), Error> {
@@ -203,11 +236,12 @@ impl OpenNetwork for Network {
         Ok(self.lock().is_damaged)
     }
 
-    fn restore(&self, ports: &Ports) -> Result<(), Error> {
+    fn restore(&self, ports: &Ports, egresses: &Egresses) -> Result<(), Error> {
         self.call("restore")?;
         let mut kernel = self.lock();
         if std::mem::take(&mut kernel.is_damaged) {
             kernel.publish_all(ports);
+            kernel.restrict_all(egresses);
         }
         Ok(())
     }
@@ -231,7 +265,7 @@ mod tests {
     #[test]
     fn a_slot_has_its_tap_from_when_it_is_attached_until_the_network_is_taken_away() {
         let network = Network::default();
-        let opened = network.open("test").unwrap();
+        let opened = network.open("test", &Egresses::default()).unwrap();
         opened.attach(3, 1).unwrap();
         opened.prepare(&[4]).unwrap();
         assert_eq!(opened.missing(&[3, 4, 5]), [5]);
@@ -239,13 +273,16 @@ mod tests {
         assert_eq!(opened.missing(&[3, 4, 5]), [5], "it stays for the next one");
         opened.teardown().unwrap();
         assert!(!network.exists("test"));
-        assert_eq!(network.open("test").unwrap().missing(&[3, 4, 5]), [3, 4, 5]);
+        assert_eq!(
+            network.open("test", &Egresses::default()).unwrap().missing(&[3, 4, 5]),
+            [3, 4, 5]
+        );
     }
 
     #[test]
     fn a_port_is_one_slots_and_is_gone_with_the_tables() {
         let network = Network::default();
-        let opened = network.open("test").unwrap();
+        let opened = network.open("test", &Egresses::default()).unwrap();
         let ports = |text: &str| vec![text.parse::<PortMapping>().unwrap()];
         for slot in [1, 2] {
             opened.attach(slot, 1).unwrap();
@@ -256,7 +293,8 @@ mod tests {
         assert!(matches!(refused, Error::PortPublished { slot: 1, .. }), "{refused}");
         network.damage();
         assert!(opened.is_damaged().unwrap() && opened.publish(2, &ports("81:80")).is_err());
-        opened.restore(&Ports::from([(2, ports("81:80"))])).unwrap();
+        let nothing = Egresses::default();
+        opened.restore(&Ports::from([(2, ports("81:80"))]), &nothing).unwrap();
         assert!(!opened.is_damaged().unwrap());
         assert_eq!(network.taken(), BTreeMap::from([(1, Vec::new()), (2, ports("81:80"))]));
     }

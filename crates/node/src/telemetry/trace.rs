@@ -85,6 +85,7 @@ pub(crate) fn name(request: &Request) -> Option<&'static str> {
         Request::Move(_) => "move",
         Request::UpdateMemory { .. } => "update memory",
         Request::SetTimeLimit { .. } => "set time limit",
+        Request::UpdateNetwork { .. } => "update network",
         Request::IsolateCpus { .. } => "isolate CPUs",
         Request::ReleaseCpus { .. } => "release CPUs",
         Request::Devices(DeviceRequest::Bind { .. }) => "bind a device",

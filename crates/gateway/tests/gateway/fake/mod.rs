@@ -104,6 +104,7 @@ fn name(request: &Request) -> &'static str {
         Request::Suspend { .. } => "suspend",
         Request::Remove { .. } => "remove",
         Request::SetTimeLimit { .. } => "limit",
+        Request::UpdateNetwork { .. } => "network",
         Request::MakeSnapshot(_) => "snapshot",
         Request::RemoveSnapshot { .. } => "remove-snapshot",
         Request::Exec { .. } => "exec",
@@ -233,6 +234,11 @@ impl Kept {
                 one.ends_ns = one.config.time_limit.map(|limit| limit.end(now_ns()));
                 Ok(Reply::Done)
             }
+            Request::UpdateNetwork { sandbox, egress } => {
+                let one = self.get(&sandbox)?;
+                one.config.egress = egress;
+                Ok(Reply::Sandbox(Box::new(one.clone())))
+            }
             Request::SetTimeLimit { sandbox, ms, then } => {
                 let one = self.get(&sandbox)?;
                 let then = then
@@ -339,6 +345,7 @@ impl Kept {
         config.labels.extend(asked.labels);
         config.process.env.extend(asked.env);
         config.time_limit = asked.time_limit.or(config.time_limit);
+        config.egress = asked.egress.unwrap_or(config.egress);
         (config.remove, config.name) = (asked.remove, asked.name);
         Ok(self.add(config, None, Some(asked.snapshot)))
     }
