@@ -8,25 +8,19 @@
 //! machine is kept.
 
 use std::io::{self, Write};
-use std::os::unix::net::UnixStream;
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::thread;
-use std::time::{Duration, Instant};
 
-use agent_api::{Connection, Event, ExecRequest, ExitStatus, OsText, Running};
-use anyhow::{Context, Result, anyhow, bail};
+use agent_api::{ExecRequest, OsText};
+use anyhow::{Context, Result, anyhow};
 use node_api::{BuildConfig, Client, Recipe, Reply, Request, Resources, Secrets as _, Template};
+use template_build::Step;
 
 use crate::cli::BuildArgs;
 use crate::output::Output;
 use crate::run::environment;
 use crate::{daemon, images};
 
-/// Between two questions whether it is ready.
-const PAUSE: Duration = Duration::from_millis(500);
-
-/// What is kept of the check's words, for when it never was content.
-const WORDS: usize = 1000;
+/// What comes of a command that fails.
+const NONE: &str = "no template was made";
 
 /// `basalt template build` on this host.
 pub(crate) fn build(args: &BuildArgs, output: &Output) -> Result<u8> {
@@ -203,14 +197,18 @@ impl Builder<'_> {
             if at + 1 == count && recipe.ready.is_some() {
                 left = Some((command.as_str(), running));
             } else {
-                let status = running
+                let ended = running
                     .ended(None)?
                     .context("a command without a limit was not waited for")?;
-                succeeded(command, &status)?;
+                template_build::Error::unless_succeeded(command, &ended).context(NONE)?;
             }
         }
         if let Some(check) = &recipe.ready {
-            self.wait_until_ready(check, recipe.ready_limit(), left.as_ref())?;
+            let left = left.as_ref().map(|(command, step)| (*command, step));
+            let start = |script: &str| self.start(script, false);
+            let waited = template_build::wait_until_ready(check, recipe.ready_limit(), left, start, || Ok(()));
+            let waited = waited.context("no template was made; --timeout says how long is waited for the check")?;
+            self.output.note(&format!("ready after {:.1} s", waited.as_secs_f64()));
         }
         self.output.note("keeping it as a template");
         let kept = self.client.ask(Request::KeepTemplate)?;
@@ -222,7 +220,7 @@ impl Builder<'_> {
         }
     }
 
-    /// Starts `sh -c` with this; its words are shown, or kept.
+    /// Starts `sh -c` with this; its words may be shown.
     fn start(&mut self, script: &str, shown: bool) -> Result<Step> {
         let sandbox = self.sandbox.clone();
         let stream = match self.client.ask(Request::Exec { sandbox })? {
@@ -236,140 +234,16 @@ impl Builder<'_> {
             stdin: false,
             ..self.command.clone()
         };
-        Step::start(stream.into(), request, shown)
-    }
-
-    fn wait_until_ready(&mut self, check: &str, limit: Duration, left: Option<&(&str, Step)>) -> Result<()> {
-        let begun = Instant::now();
-        let end = begun + limit;
-        // One that has ended well has left something running, or there is nothing to wait for but the check.
-        let mut left = left;
-        loop {
-            let asked = self.start(check, false)?;
-            let answer = loop {
-                let answer = asked.ended(Some(PAUSE))?;
-                if left_alone(left)? {
-                    left = None;
-                }
-                if answer.is_some() || Instant::now() >= end {
-                    break answer;
-                }
-            };
-            match &answer {
-                Some(answer) if answer.status == ExitStatus::Code(0) => break,
-                _ if Instant::now() >= end => bail!(
-                    "it was not ready within {limit:?}, as --timeout says: `{check}` {}",
-                    said(answer.as_ref())
-                ),
-                _ => (),
-            }
-            thread::sleep(PAUSE);
-        }
-        self.output
-            .note(&format!("ready after {:.1} s", begun.elapsed().as_secs_f64()));
-        Ok(())
-    }
-}
-
-/// The command that may run on has ended; that it has failed ends the build.
-fn left_alone(left: Option<&(&str, Step)>) -> Result<bool> {
-    let Some((command, step)) = left else { return Ok(false) };
-    match step.ended(Some(Duration::ZERO))? {
-        Some(status) => succeeded(command, &status).map(|()| true),
-        None => Ok(false),
-    }
-}
-
-fn succeeded(command: &str, ended: &Ended) -> Result<()> {
-    match ended.status {
-        ExitStatus::Code(0) => Ok(()),
-        ExitStatus::Code(code) => bail!("`{command}` ended with code {code}, so no template was made"),
-        ExitStatus::Signal(number) => bail!("`{command}` was ended by signal {number}, so no template was made"),
-    }
-}
-
-fn said(answer: Option<&Ended>) -> String {
-    let Some(answer) = answer else {
-        return "did not end".to_owned();
-    };
-    let how = match answer.status {
-        ExitStatus::Code(code) => format!("ended with code {code} the last time"),
-        ExitStatus::Signal(number) => format!("was ended by signal {number} the last time"),
-    };
-    match answer.words.trim() {
-        "" => how,
-        words => format!("{how} and said: {words}"),
+        let show = move |_, bytes: &[u8]| match shown {
+            true => io::stderr().lock().write_all(bytes),
+            false => Ok(()),
+        };
+        Ok(Step::start(stream.into(), request, show)?)
     }
 }
 
 fn unexpected(reply: &Reply) -> anyhow::Error {
     anyhow!("the daemon answered {reply:?}: use basalt and basaltd of one build")
-}
-
-/// How a command came to its end.
-#[derive(Debug)]
-struct Ended {
-    status: ExitStatus,
-    /// The end of what it has written, where that is not shown.
-    words: String,
-}
-
-/// A command that runs, with a thread that reads what it says.
-struct Step(Receiver<Result<Ended>>);
-
-impl Step {
-    fn start(stream: UnixStream, request: ExecRequest, shown: bool) -> Result<Self> {
-        let (tell, told) = mpsc::channel();
-        let work = move || {
-            // Nobody listens any more where the build is over.
-            drop(tell.send(follow(stream, &request, shown)));
-        };
-        thread::Builder::new()
-            .name("step".into())
-            .spawn(work)
-            .context("starting a thread")?;
-        Ok(Self(told))
-    }
-
-    /// How it has ended; `None` if it has not within the limit.
-    fn ended(&self, limit: Option<Duration>) -> Result<Option<Ended>> {
-        let told = match limit {
-            Some(limit) => self.0.recv_timeout(limit),
-            None => self.0.recv().map_err(RecvTimeoutError::from),
-        };
-        match told {
-            Ok(ended) => ended.map(Some),
-            Err(RecvTimeoutError::Timeout) => Ok(None),
-            Err(RecvTimeoutError::Disconnected) => bail!("what reads a command's output has ended; that is a bug"),
-        }
-    }
-}
-
-/// Starts a command, and reads what it says up to its end.
-fn follow(stream: UnixStream, request: &ExecRequest, shown: bool) -> Result<Ended> {
-    const BROKEN: &str = "the sandbox in which the template was to be built has ended, or does not answer any more";
-    let mut connection = Connection::resume(stream)?;
-    let Running { mut output, input, .. } = match connection.exec(request) {
-        Err(agent_api::Error::Exec(failure)) => {
-            return Err(anyhow::Error::from(failure).context("the image cannot run commands by `sh -c`"));
-        }
-        running => running.context(BROKEN)?,
-    };
-    let mut words = Vec::new();
-    let status = loop {
-        match output.next().context(BROKEN)? {
-            Event::Stdout(bytes) | Event::Stderr(bytes) if shown => io::stderr().lock().write_all(bytes)?,
-            Event::Stdout(bytes) | Event::Stderr(bytes) => {
-                words.extend_from_slice(bytes);
-                words.drain(..words.len().saturating_sub(WORDS));
-            }
-            Event::Closed(_) => (),
-            Event::Exited(status) => break status,
-        }
-    };
-    drop(input);
-    let words = String::from_utf8_lossy(&words).into_owned();
-    Ok(Ended { status, words })
 }
 
 #[cfg(test)]
@@ -429,18 +303,5 @@ mod tests {
             ..configure(&near, set.clone())
         };
         assert_eq!(configure(&far, set), wanted);
-    }
-
-    #[test]
-    fn a_check_that_never_was_content_is_quoted() {
-        let ended = |code, words: &str| Ended {
-            status: ExitStatus::Code(code),
-            words: words.into(),
-        };
-        assert_eq!(said(None), "did not end");
-        assert_eq!(said(Some(&ended(7, " \n"))), "ended with code 7 the last time");
-        assert!(said(Some(&ended(7, "refused\n"))).ends_with("and said: refused"));
-        let failed = succeeded("make", &ended(2, "")).unwrap_err().to_string();
-        assert!(failed.contains("`make` ended with code 2"), "{failed}");
     }
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use control::{ControlStore, Sqlite};
-use gateway::{Facade, Gateway, Parts, SocketNode, Tokens};
+use gateway::{BuildsConfig, Facade, Gateway, Parts, SocketNode, Tokens};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -31,6 +31,7 @@ async fn serve(options: Serve) -> Result<()> {
         tokens: Tokens::open(&options.state)?,
         domain: options.domain,
         limits: options.limits,
+        builds: BuildsConfig::new(options.state.join("uploads")),
     });
     let listener = TcpListener::bind(options.listen)
         .await

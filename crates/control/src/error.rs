@@ -54,6 +54,19 @@ pub enum Error {
     /// There is none.
     #[error("there is no tenant `{0}`: make it with `basalt-gateway keys create --tenant {0}`")]
     NoTenant(String),
+    /// A tenant has as many as it may have.
+    #[error("there are {most} {what} already: {next}")]
+    TooMany {
+        /// Of what.
+        what: &'static str,
+        /// How many there may be.
+        most: usize,
+        /// What to do.
+        next: &'static str,
+    },
+    /// What a column holds is not what this program writes there.
+    #[error("the control database holds something that is not understood ({0}): use the basalt-gateway that wrote it")]
+    Column(String),
     /// The tenant has no more left.
     #[error(transparent)]
     Quota(#[from] Shortage),

@@ -1,8 +1,10 @@
-//! Who may use a node's API and how much: tenants, their API keys and quotas, names that they give to templates, and an audit log.
+//! Who may use a node's API and how much: tenants, their API keys and quotas, the names of their snapshots, the templates that they have
+//! built, and an audit log.
 //!
 //! All of it is behind traits ([`ControlStore`]), which block; [`Sqlite`] is the one store there is. Every store has to pass one
 //! test-suite (`suite.rs`). Knows no HTTP, no node and no sandbox: a sandbox here is an identifier that is counted.
 
+mod builds;
 mod error;
 mod key;
 mod quota;
@@ -12,6 +14,9 @@ mod store;
 mod suite;
 mod types;
 
+pub use builds::{
+    Build, BuildState, Builds, Failure, Files, LogLevel, LogLine, Settings, StoredFile, Tag, Template, Templates,
+};
 pub use error::Error;
 pub use key::{KEY_PREFIX, KeyHash, Secret, check_key_name, random_hex};
 pub use quota::{Amount, Claim, InUse, Quota, RESERVED, SETTLED, Shortage};

@@ -1,6 +1,8 @@
 //! The store in SQLite: one file of this user alone, with a write-ahead log. Two processes use it at once: the gateway, and whoever makes
 //! and revokes keys. Knows nothing of what its rows are for.
 
+mod builds;
+
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
@@ -18,8 +20,8 @@ use crate::{Error, KeyHash};
 /// The file's name in the state directory.
 const FILE: &str = "control.db";
 
-/// `user_version` of the tables below.
-const VERSION: i64 = 1;
+/// `user_version` of the tables below, with those of `builds`, which came with 2.
+const VERSION: i64 = 2;
 
 /// How long is waited for another process that writes.
 const BUSY: Duration = Duration::from_secs(5);
@@ -126,11 +128,13 @@ fn migrate(connection: &mut Connection) -> Result<(), Error> {
     match found {
         0 => {
             transaction.execute_batch(TABLES)?;
-            transaction.pragma_update(None, "user_version", VERSION)?;
+            transaction.execute_batch(builds::TABLES)?;
         }
+        1 => transaction.execute_batch(builds::TABLES)?,
         VERSION => (),
         _ => return Err(Error::Version { found, known: VERSION }),
     }
+    transaction.pragma_update(None, "user_version", VERSION)?;
     Ok(transaction.commit()?)
 }
 
@@ -449,6 +453,24 @@ mod tests {
                 known: VERSION
             })
         ));
+    }
+
+    #[test]
+    fn an_older_one_gets_what_came_later() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("state");
+        make_private(&path).unwrap();
+        let old = Connection::open(path.join(FILE)).unwrap();
+        old.execute_batch(TABLES).unwrap();
+        old.pragma_update(None, "user_version", 1).unwrap();
+        old.execute("INSERT INTO tenants (name, created) VALUES ('a', 1)", [])
+            .unwrap();
+        drop(old);
+        for _ in 0..2 {
+            let store = Sqlite::open(&path).unwrap();
+            assert_eq!(store.tenants().unwrap().len(), 1);
+            assert!(crate::Templates::templates(&store, "a").unwrap().is_empty());
+        }
     }
 
     #[test]

@@ -1,13 +1,20 @@
-//! What a store can do, in five traits. All methods block, and are called from threads that may. Knows no store.
+//! What a store can do, in traits. All methods block, and are called from threads that may. Knows no store.
 
+use crate::builds::{Builds, Files, Templates};
 use crate::quota::{Claim, InUse, Quota};
 use crate::types::{Alias, AuditEntry, KeyInfo, Tenant};
 use crate::{Error, KeyHash};
 
 /// Everything that is kept of those who use a node.
-pub trait ControlStore: Tenants + Keys + Quotas + Aliases + AuditLog + Send + Sync {}
+pub trait ControlStore:
+    Tenants + Keys + Quotas + Aliases + AuditLog + Templates + Builds + Files + Send + Sync
+{
+}
 
-impl<S: Tenants + Keys + Quotas + Aliases + AuditLog + Send + Sync> ControlStore for S {}
+impl<S> ControlStore for S where
+    S: Tenants + Keys + Quotas + Aliases + AuditLog + Templates + Builds + Files + Send + Sync
+{
+}
 
 /// Who there is.
 pub trait Tenants {

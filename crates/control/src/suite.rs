@@ -1,6 +1,10 @@
 //! What every store has to do: one test-suite, for whatever [`ControlStore`](crate::ControlStore) a factory makes. A store's module says
 //! `suite!(open())`, where `open()` makes an empty one with whatever has to live as long.
 
+mod builds;
+
+pub(crate) use builds::*;
+
 use crate::quota::{Amount, Claim, InUse, Quota, RESERVED, SETTLED};
 use crate::{Alias, AuditEntry, ControlStore, Error, KeyInfo, Secret};
 
@@ -14,7 +18,12 @@ macro_rules! suite {
             quotas_count_claims_and_what_there_is,
             a_claim_goes_by_itself,
             names_are_each_tenants_own,
-            the_newest_of_the_audit_log_comes_first);
+            the_newest_of_the_audit_log_comes_first,
+            templates_are_each_tenants_own,
+            a_build_begins_once_and_has_its_tags_when_it_is_ready,
+            a_build_without_a_tag_is_of_no_use,
+            what_does_not_come_to_its_end_is_bounded_and_goes,
+            files_are_found_by_tenant_and_hash);
     };
     ($open:expr; $($check:ident),*) => {
         $(

@@ -19,6 +19,7 @@ mod state;
 pub use access::Access;
 pub use guest::{Connecting, Guest, GuestError, Opened};
 pub use memory::Memory;
+pub use process::note_of_shell;
 pub use sandbox::Sandbox;
 
 /// The version of envd whose behaviour is here: the SDKs decide by it what they may ask. Everything that they know of a newer one is

@@ -40,6 +40,12 @@ pub enum Error {
     /// The endpoint has other methods.
     #[error("this endpoint has no such method: GET /openapi.json lists those that it has")]
     NoMethod,
+    /// More bytes than there may be.
+    #[error("{0}")]
+    TooLarge(String),
+    /// There is no space for it.
+    #[error("{0}")]
+    NoSpace(String),
     /// It does not fit the sandbox's state.
     #[error("{0}")]
     Conflict(String),
@@ -105,9 +111,13 @@ impl Error {
             Self::Forbidden(_) => StatusCode::FORBIDDEN,
             Self::NoSandbox(_) | Self::NotFound { .. } | Self::NoEndpoint => StatusCode::NOT_FOUND,
             Self::NoMethod => StatusCode::METHOD_NOT_ALLOWED,
+            Self::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::NoSpace(_) => StatusCode::INSUFFICIENT_STORAGE,
             Self::Conflict(_) | Self::InProgress => StatusCode::CONFLICT,
             Self::OtherRequest => StatusCode::UNPROCESSABLE_ENTITY,
-            Self::TooMany { .. } | Self::Store(control::Error::Quota(_)) => StatusCode::TOO_MANY_REQUESTS,
+            Self::TooMany { .. } | Self::Store(control::Error::Quota(_) | control::Error::TooMany { .. }) => {
+                StatusCode::TOO_MANY_REQUESTS
+            }
             Self::Busy(_) | Self::NodeGone(_) => StatusCode::SERVICE_UNAVAILABLE,
             Self::NotServed(_) => StatusCode::NOT_IMPLEMENTED,
             Self::Refused(refused) => of_kind(refused.kind),
@@ -124,7 +134,7 @@ impl Error {
                 refused.kind,
                 ErrorKind::Host | ErrorKind::Guest | ErrorKind::Deadline | ErrorKind::Internal
             ),
-            Self::Store(control::Error::Quota(_)) => false,
+            Self::Store(control::Error::Quota(_) | control::Error::TooMany { .. }) => false,
             Self::NodeGone(_) | Self::Unexpected(_) | Self::Store(_) | Self::Host { .. } | Self::Task(_) => true,
             _ => false,
         }
@@ -219,7 +229,7 @@ impl IntoResponse for Error {
                 headers.insert(header::RETRY_AFTER, 1.into());
             }
             // A second attempt finds the same, or does it twice.
-            Self::Store(control::Error::Quota(_)) => {
+            Self::Store(control::Error::Quota(_) | control::Error::TooMany { .. }) => {
                 headers.insert(SHOULD_RETRY, HeaderValue::from_static("false"));
             }
             Self::Refused(refused) if refused.kind == ErrorKind::Deadline => {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use control::ControlStore;
 
+use crate::builds::{Builds, BuildsConfig};
 use crate::envd_port::Envd;
 use crate::idempotency::Idempotency;
 use crate::limits::{Limits, LimitsConfig};
@@ -27,6 +28,8 @@ pub struct Parts {
     pub domain: Option<String>,
     /// How much is done at once.
     pub limits: LimitsConfig,
+    /// How templates are built.
+    pub builds: BuildsConfig,
 }
 
 /// A gateway.
@@ -37,6 +40,7 @@ pub struct Gateway {
     pub(crate) tokens: Tokens,
     pub(crate) domain: Option<String>,
     pub(crate) limits: Limits,
+    pub(crate) builds: Builds,
     /// Whoever lets a sandbox go on holds its lock.
     pub(crate) resuming: Locks,
     pub(crate) idempotency: Idempotency,
@@ -46,9 +50,11 @@ pub struct Gateway {
 impl Gateway {
     /// Of these parts.
     pub fn new(parts: Parts) -> Arc<Self> {
+        let store = Store::new(parts.store);
         Arc::new(Self {
             nodes: Nodes::new(parts.node),
-            store: Store::new(parts.store),
+            builds: Builds::new(parts.builds, store.clone()),
+            store,
             envd: parts.envd,
             tokens: parts.tokens,
             domain: parts.domain,

@@ -5,8 +5,8 @@ use std::io;
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::time::Duration;
 
-use agent_api::RequestFailureKind;
 use agent_api::message::{Reply as AgentReply, Request as AgentRequest, kind};
+use agent_api::{ExecRequest, RequestFailureKind};
 use envd::Opened;
 use node_api::{Reply, Request};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -73,6 +73,25 @@ impl Guest {
     /// # Errors
     /// The sandbox does not run, or the node cannot be asked.
     pub async fn connect(&self) -> Result<Opened, Error> {
+        let (stream, command, version) = self.open().await?;
+        stream
+            .set_nonblocking(true)
+            .and_then(|()| UnixStream::from_std(stream))
+            .map_err(Error::host("use an agent's connection"))
+            .map(|stream| Opened {
+                stream,
+                command,
+                version,
+            })
+    }
+
+    /// The same for a thread that blocks.
+    pub(crate) async fn connect_blocking(&self) -> Result<(StdUnixStream, ExecRequest), Error> {
+        let (stream, command, _) = self.open().await?;
+        Ok((stream, command))
+    }
+
+    async fn open(&self) -> Result<(StdUnixStream, ExecRequest, u16), Error> {
         let request = Request::Exec {
             sandbox: self.id.clone(),
         };
@@ -82,16 +101,8 @@ impl Guest {
             return Err(Error::Unexpected("exec"));
         };
         let stream = answer.fds.into_iter().next().ok_or(Error::Unexpected("an agent"))?;
-        let stream = StdUnixStream::from(stream);
-        stream
-            .set_nonblocking(true)
-            .and_then(|()| UnixStream::from_std(stream))
-            .map_err(Error::host("use an agent's connection"))
-            .map(|stream| Opened {
-                stream,
-                command: *command,
-                version: version.unwrap_or(agent_api::PROTOCOL.oldest),
-            })
+        let version = version.unwrap_or(agent_api::PROTOCOL.oldest);
+        Ok((StdUnixStream::from(stream), *command, version))
     }
 
     /// A new connection to a port of its loopback addresses.

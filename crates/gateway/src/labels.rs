@@ -20,6 +20,9 @@ const AUTO_RESUME: &str = "basalt.e2b/auto-resume";
 /// Its ports want a token.
 const PRIVATE: &str = "basalt.e2b/private-traffic";
 
+/// Which build is made in it, of one that is for nothing else and nobody's to see.
+pub(crate) const BUILD: &str = "basalt.e2b/build";
+
 /// Whether its user asked for the internet, or for none.
 const INTERNET: &str = "basalt.e2b/internet";
 
@@ -28,6 +31,7 @@ const INTERNET: &str = "basalt.e2b/internet";
 pub(crate) struct Said {
     pub(crate) template: String,
     pub(crate) alias: Option<String>,
+    pub(crate) build: Option<String>,
     pub(crate) auto_resume: bool,
     pub(crate) private_traffic: bool,
     pub(crate) internet: Option<bool>,
@@ -58,6 +62,7 @@ impl Said {
         Self {
             template: value(TEMPLATE).cloned().unwrap_or_default(),
             alias: value(ALIAS).cloned(),
+            build: value(BUILD).cloned(),
             auto_resume: is_yes(AUTO_RESUME),
             private_traffic: is_yes(PRIVATE),
             internet: value(INTERNET).map(|value| value == "yes"),
@@ -73,6 +78,7 @@ impl Said {
         let own = [
             (TEMPLATE, Some(self.template.clone())),
             (ALIAS, self.alias.clone()),
+            (BUILD, self.build.clone()),
             (AUTO_RESUME, Some(yes(self.auto_resume))),
             (PRIVATE, Some(yes(self.private_traffic))),
             (INTERNET, self.internet.map(yes)),
@@ -93,6 +99,7 @@ mod tests {
         Said {
             template: "t".into(),
             alias: Some("web".into()),
+            build: Some("b".into()),
             auto_resume: true,
             private_traffic: true,
             internet: Some(false),

@@ -1,14 +1,14 @@
 //! Sandboxes made and made to go on: claimed from the tenant's quota, asked of the node, and counted. Knows no request of HTTP.
 
-use node_api::{CloneConfig, ListConfig, Request, Sandbox, SnapshotConfig, State, TimeLimit};
+use node_api::{CloneConfig, ListConfig, Request, Sandbox, Snapshot, SnapshotConfig, State, TimeLimit};
 
-use control::{Amount, Claim, InUse};
+use control::{Amount, Claim, InUse, Settings};
 
 use crate::Error;
 use crate::auth::Principal;
 use crate::error::with_causes;
 use crate::gateway::Gateway;
-use crate::labels::Said;
+use crate::labels::{self, Said};
 use crate::node::Owner;
 use crate::origin::{Found, Origin};
 use crate::plan::{Plan, sandbox_config};
@@ -19,7 +19,7 @@ pub(crate) const SNAPSHOT: &str = "snap-";
 pub(crate) const FORK: &str = "fork-";
 
 /// What a machine takes of a quota while it runs.
-fn amount(resources: &node_api::Resources) -> Amount {
+pub(crate) fn amount(resources: &node_api::Resources) -> Amount {
     Amount {
         sandboxes: 1,
         vcpus: resources.cpus.into(),
@@ -51,6 +51,11 @@ pub(crate) fn is_there(state: State) -> bool {
     }
 }
 
+/// It is there for a build, which ends it, and nobody's to see.
+pub(crate) fn is_for_build(sandbox: &Sandbox) -> bool {
+    sandbox.config.labels.contains_key(labels::BUILD)
+}
+
 /// It stands still until somebody lets it go on.
 pub(crate) fn is_paused(state: State) -> bool {
     matches!(state, State::Paused | State::Suspended)
@@ -60,7 +65,7 @@ impl Gateway {
     /// A tenant's sandbox.
     pub(crate) async fn sandbox(&self, principal: &Principal, id: &str) -> Result<Sandbox, Error> {
         let sandbox = self.nodes.inspect(&principal.owner(), id).await?;
-        match is_there(sandbox.state) {
+        match is_there(sandbox.state) && !is_for_build(&sandbox) {
             true => Ok(sandbox),
             false => Err(Error::NoSandbox(id.to_owned())),
         }
@@ -82,21 +87,43 @@ impl Gateway {
                     .await
             }
             Origin::Snapshot(snapshot) => {
-                let config = CloneConfig {
-                    snapshot: snapshot.name.clone(),
-                    remove: true,
-                    labels: said.write(),
-                    only_labels: true,
-                    env: plan.env,
-                    egress: plan.egress,
-                    time_limit: Some(plan.limit),
-                    ..CloneConfig::default()
-                };
-                let wanted = amount(&snapshot.config.resources);
-                let made = self.nodes.clone_of(&owner, config);
-                self.claimed(&principal.tenant, wanted, None, made).await
+                self.launch_clone(principal, &snapshot, Settings::default(), plan, &said)
+                    .await
+            }
+            Origin::Built(built) => {
+                self.launch_clone(principal, &built.snapshot, built.build.settings, plan, &said)
+                    .await
             }
         }
+    }
+
+    /// Makes a clone, in which commands have what the settings say.
+    async fn launch_clone(
+        &self,
+        principal: &Principal,
+        snapshot: &Snapshot,
+        settings: Settings,
+        plan: Plan,
+        said: &Said,
+    ) -> Result<Sandbox, Error> {
+        let Settings { env, workdir, user } = settings;
+        let config = CloneConfig {
+            snapshot: snapshot.name.clone(),
+            remove: true,
+            labels: said.write(),
+            only_labels: true,
+            // What comes later counts.
+            env: env.into_iter().chain(plan.env).collect(),
+            workdir,
+            user,
+            egress: plan.egress,
+            time_limit: Some(plan.limit),
+            ..CloneConfig::default()
+        };
+        let wanted = amount(&snapshot.config.resources);
+        let owner = principal.owner();
+        let made = self.nodes.clone_of(&owner, config);
+        self.claimed(&principal.tenant, wanted, None, made).await
     }
 
     /// Has a sandbox run for so long from now on.
@@ -197,7 +224,7 @@ impl Gateway {
     }
 
     /// Does something that makes a sandbox, or a larger one, if the tenant has that much left.
-    async fn claimed(
+    pub(crate) async fn claimed(
         &self,
         tenant: &str,
         amount: Amount,

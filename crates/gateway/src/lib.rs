@@ -3,13 +3,14 @@
 //! but what the node has opened for it.
 //!
 //! ```text
-//!  server ─▶ router ─┬─▶ api ─▶ guard (auth, limits, audit) ─▶ handlers ─▶ launch, origin, plan, egress ─▶ node
+//!  server ─▶ router ─┬─▶ api ─▶ guard (auth, limits, audit) ─▶ handlers ─▶ launch, origin, plan, egress, builds ─▶ node
 //!                    └─▶ ports ─┬─▶ envd (port 49983)
 //!                               └─▶ proxy ─▶ guest ─▶ a server in the sandbox
 //! ```
 
 mod api;
 mod auth;
+mod builds;
 mod egress;
 mod envd_port;
 mod error;
@@ -35,6 +36,7 @@ mod store;
 mod time_text;
 mod tokens;
 
+pub use builds::BuildsConfig;
 pub use envd_port::{Answering, Envd, EnvdSandbox};
 pub use error::Error;
 pub use facade::Facade;

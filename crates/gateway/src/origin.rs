@@ -1,11 +1,12 @@
-//! What a sandbox is made of: what somebody writes as a `templateID` looked up. A tenant's own names come first, then the node's templates,
-//! by name or id, then the tenant's snapshots. Makes nothing.
+//! What a sandbox is made of: what somebody writes as a `templateID` looked up. Templates that the tenant has built come first, then its names
+//! of snapshots, then the node's templates, by name or id, then the tenant's snapshots. Makes nothing.
 
-use control::DEFAULT_TAG;
+use control::{Build, DEFAULT_TAG};
 use node_api::{Snapshot, Template};
 
 use crate::Error;
 use crate::auth::Principal;
+use crate::builds::{is_build, snapshot_name};
 use crate::gateway::Gateway;
 
 /// The longest thing that is looked up.
@@ -14,10 +15,23 @@ const MAX_NAME: usize = 256;
 /// What a sandbox is made of.
 #[derive(Clone, Debug)]
 pub(crate) enum Origin {
-    /// A machine that has booted.
+    /// A machine that has booted, which is the node's.
     Template(Box<Template>),
+    /// What the tenant has built.
+    Built(Box<Built>),
     /// A sandbox as it was.
     Snapshot(Box<Snapshot>),
+}
+
+/// A build of a tenant's, and its machine.
+#[derive(Clone, Debug)]
+pub(crate) struct Built {
+    /// What it is called.
+    pub(crate) template: control::Template,
+    /// How it came to be.
+    pub(crate) build: Build,
+    /// As it was at the end.
+    pub(crate) snapshot: Snapshot,
 }
 
 /// What was found, and by what.
@@ -34,6 +48,7 @@ impl Origin {
     pub(crate) fn id(&self) -> &str {
         match self {
             Self::Template(template) => &template.id,
+            Self::Built(built) => &built.template.id,
             Self::Snapshot(snapshot) => &snapshot.name,
         }
     }
@@ -45,6 +60,51 @@ pub(crate) fn split(text: &str) -> (&str, &str) {
 }
 
 impl Gateway {
+    /// The tenant's template of this name or id.
+    pub(crate) async fn own_template(&self, tenant: &str, wanted: &str) -> Result<Option<control::Template>, Error> {
+        let owned = (tenant.to_owned(), wanted.to_owned());
+        self.store.with(move |store| store.template(&owned.0, &owned.1)).await
+    }
+
+    /// The build of a template to which a tag leads.
+    async fn find_build(
+        &self,
+        principal: &Principal,
+        template: control::Template,
+        tag: &str,
+        asked: &str,
+    ) -> Result<Found, Error> {
+        let wanted = format!("{}:{tag}", template.name);
+        let missing = || Error::NotFound {
+            what: "a build of the template",
+            name: wanted.clone(),
+        };
+        let (tenant, id, tag) = (principal.tenant.clone(), template.id.clone(), tag.to_owned());
+        let build = self.store.with(move |store| {
+            let all = store.tags(&id)?;
+            match all.into_iter().find(|one| one.tag == tag) {
+                Some(tag) => store.build(&tenant, &tag.build),
+                None => Ok(None),
+            }
+        });
+        let Some(build) = build.await? else {
+            return Err(missing());
+        };
+        let snapshot = self
+            .nodes
+            .find_snapshot(&principal.owner(), &snapshot_name(&build.id))
+            .await?;
+        let snapshot = snapshot.ok_or_else(missing)?;
+        Ok(Found {
+            alias: (asked == template.name).then(|| template.name.clone()),
+            origin: Origin::Built(Box::new(Built {
+                template,
+                build,
+                snapshot,
+            })),
+        })
+    }
+
     /// What `text` stands for.
     pub(crate) async fn find(&self, principal: &Principal, text: &str) -> Result<Found, Error> {
         let missing = || Error::NotFound {
@@ -55,6 +115,9 @@ impl Gateway {
             return Err(missing());
         }
         let (name, tag) = split(text);
+        if let Some(template) = self.own_template(&principal.tenant, name).await? {
+            return self.find_build(principal, template, tag, name).await;
+        }
         let (tenant, owned) = (principal.tenant.clone(), (name.to_owned(), tag.to_owned()));
         let alias = self.store.with(move |store| store.alias(&tenant, &owned.0, &owned.1));
         let target = match alias.await? {
@@ -66,6 +129,8 @@ impl Gateway {
         let origin = match self.nodes.find_template(&owner, &target).await? {
             Some(template) => Origin::Template(Box::new(template)),
             None => match self.nodes.find_snapshot(&owner, &target).await? {
+                // That of a build is asked for by its template.
+                Some(snapshot) if is_build(&snapshot.name) => return Err(missing()),
                 Some(snapshot) => Origin::Snapshot(Box::new(snapshot)),
                 None => return Err(missing()),
             },

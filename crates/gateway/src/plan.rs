@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use base::Egress;
-use node_api::{NetworkMode, OnTimeout, Paging, ProcessConfig, SandboxConfig, Template, TimeLimit};
+use node_api::{NetworkMode, OnTimeout, Paging, ProcessConfig, Resources, SandboxConfig, Template, TimeLimit};
 
 use crate::Error;
 use crate::api::models::{Network, NewSandbox};
@@ -152,33 +152,45 @@ fn variables(pairs: BTreeMap<String, String>) -> Result<Vec<String>, Error> {
         .collect())
 }
 
-/// The one place that says how a sandbox of a template is made. It has no command of its own.
+/// The one place that says how a sandbox of a template is made for a tenant.
 pub(crate) fn sandbox_config(template: &Template, plan: &Plan, said: &Said) -> SandboxConfig {
-    let recipe = template.recipe.as_ref();
+    let mut config = on_template(template, plan.limit, said);
+    // What comes later counts.
+    config.process.env.extend(plan.env.clone());
+    config.egress = plan.egress.clone().unwrap_or_default();
+    config
+}
+
+/// One of a template, as that is.
+pub(crate) fn on_template(template: &Template, limit: TimeLimit, said: &Said) -> SandboxConfig {
+    let bare = on_image(&template.digest, template.resources.clone(), limit, said);
+    let recipe = template.recipe.clone().unwrap_or_default();
+    SandboxConfig {
+        process: ProcessConfig {
+            env: recipe.env,
+            workdir: recipe.workdir,
+            user: recipe.user,
+            ..bare.process
+        },
+        template: Some(template.id.clone()),
+        ..bare
+    }
+}
+
+/// One of an image. It has no command of its own.
+pub(crate) fn on_image(image: &str, resources: Resources, limit: TimeLimit, said: &Said) -> SandboxConfig {
     SandboxConfig {
         name: None,
-        image: template.digest.clone(),
+        image: image.to_owned(),
         process: ProcessConfig {
-            entrypoint: None,
-            command: Vec::new(),
-            // What comes later counts.
-            env: recipe
-                .map(|recipe| recipe.env.clone())
-                .unwrap_or_default()
-                .into_iter()
-                .chain(plan.env.clone())
-                .collect(),
-            device_env: 0,
-            workdir: recipe.and_then(|recipe| recipe.workdir.clone()),
-            user: recipe.and_then(|recipe| recipe.user.clone()),
-            tty: false,
             idle: true,
+            ..ProcessConfig::default()
         },
-        resources: template.resources.clone(),
+        resources,
         limits: node_api::Limits::default(),
         tmpfs: Vec::new(),
         network: NetworkMode::Auto,
-        egress: plan.egress.clone().unwrap_or_default(),
+        egress: Egress::default(),
         ports: Vec::new(),
         volumes: Vec::new(),
         devices: Vec::new(),
@@ -188,9 +200,9 @@ pub(crate) fn sandbox_config(template: &Template, plan: &Plan, said: &Said) -> S
         memory_ready: false,
         hostname: None,
         boot: false,
-        template: Some(template.id.clone()),
+        template: None,
         paging: Paging::default(),
-        time_limit: Some(plan.limit),
+        time_limit: Some(limit),
         remove: true,
         detach: true,
         labels: said.write(),

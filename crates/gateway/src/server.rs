@@ -74,6 +74,8 @@ pub async fn serve(gateway: Arc<Gateway>, listener: TcpListener, mut stop: watch
     let most = u32::try_from(connections.available_permits()).unwrap_or(u32::MAX);
     let service = Service::new(Arc::clone(&gateway));
     let leftovers = tokio::spawn(leftovers::remove_always(Arc::clone(&gateway)));
+    let left = gateway.recover_builds().await.map_err(io::Error::other)?;
+    let keeps_house = tokio::spawn(Arc::clone(&gateway).keep_house(left));
     loop {
         // Whoever comes when all places are taken waits in the listener's queue.
         let place = tokio::select! {
@@ -97,6 +99,8 @@ pub async fn serve(gateway: Arc<Gateway>, listener: TcpListener, mut stop: watch
     }
     drop(listener);
     leftovers.abort();
+    keeps_house.abort();
+    gateway.end_builds();
     let end = Instant::now() + DRAIN;
     let all = tokio::time::timeout_at(end, connections.acquire_many(most)).await;
     // Those too whose client has left.

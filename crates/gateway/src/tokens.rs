@@ -1,4 +1,4 @@
-//! The tokens by which a sandbox is reached: an HMAC of its id, so that nothing is kept of them and every gateway with the same secret
+//! The tokens by which a sandbox is reached, or an upload is made: an HMAC of its id, so that nothing is kept of them and every gateway with the same secret
 //! takes them. Knows no request.
 
 use std::fs::{File, OpenOptions};
@@ -27,6 +27,8 @@ pub(crate) enum TokenKind {
     Envd,
     /// Ports of a sandbox whose traffic is not public.
     Traffic,
+    /// An upload for builds, until some time.
+    Upload,
 }
 
 impl TokenKind {
@@ -34,6 +36,7 @@ impl TokenKind {
         match self {
             Self::Envd => "envd",
             Self::Traffic => "traffic",
+            Self::Upload => "upload",
         }
     }
 }

@@ -119,6 +119,12 @@ pub struct CloneConfig {
     /// `NAME=value`, over those of the snapshot's sandbox, for commands that are executed in it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub env: Vec<String>,
+    /// In place of the directory of the snapshot's sandbox, for commands that are executed in it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workdir: Option<String>,
+    /// In place of the user of the snapshot's sandbox, for commands that are executed in it: `name|uid[:group|gid]`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
     /// How long it may run, in place of the snapshot's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time_limit: Option<TimeLimit>,
@@ -138,6 +144,8 @@ impl fmt::Debug for CloneConfig {
             labels,
             only_labels,
             env,
+            workdir,
+            user,
             time_limit,
         } = self;
         f.debug_struct("CloneConfig")
@@ -151,6 +159,8 @@ impl fmt::Debug for CloneConfig {
             .field("labels", labels)
             .field("only_labels", only_labels)
             .field("env", &Variables(env))
+            .field("workdir", workdir)
+            .field("user", user)
             .field("time_limit", time_limit)
             .finish()
     }

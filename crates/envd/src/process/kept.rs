@@ -48,6 +48,22 @@ impl Note {
     }
 }
 
+/// What is noted of a command that somebody else starts and keeps: as if it had been asked for as the SDKs ask for theirs, without input.
+pub fn note_of_shell(command: &str, cwd: &str) -> String {
+    let note = Note {
+        config: ProcessConfig {
+            cmd: "/bin/bash".to_owned(),
+            args: ["-l", "-c", command].map(str::to_owned).to_vec(),
+            cwd: Some(cwd.to_owned()),
+            ..ProcessConfig::default()
+        },
+        pty: false,
+        no_stdin: true,
+    };
+    // One that cannot be written is the note of one of which nothing is known.
+    note.write().unwrap_or_default()
+}
+
 /// All of them.
 pub(super) async fn list(state: &State) -> Result<Listed, Error> {
     let (mut channel, _) = state.open().await?;
@@ -141,6 +157,19 @@ mod tests {
                 ..Kept::default()
             },
         })
+    }
+
+    #[test]
+    fn what_others_keep_is_listed_as_theirs() {
+        let read = Note::of(&KeptCommand {
+            pid: 1,
+            kept: Kept {
+                tag: None,
+                note: note_of_shell("serve x", "/srv"),
+            },
+        });
+        assert_eq!(read.config.args, ["-l", "-c", "serve x"]);
+        assert!(read.no_stdin && !read.pty && read.config.cwd.as_deref() == Some("/srv"));
     }
 
     #[test]

@@ -18,6 +18,7 @@ use crate::connect;
 use crate::error::Error;
 use crate::state::State;
 
+pub use kept::note_of_shell;
 use messages::{CloseStdin, Connect, List, SendInput, SendSignal, Start, Update};
 
 /// Answers a call of the service.

@@ -16,7 +16,7 @@ use super::failures::Failures;
 use crate::Error;
 use crate::auth::Principal;
 use crate::gateway::Gateway;
-use crate::launch::is_paused;
+use crate::launch::{is_for_build, is_paused};
 use crate::time_text;
 
 /// The most sandboxes that are asked for at once.
@@ -131,7 +131,7 @@ pub(crate) async fn several(
     }
     let owner = principal.owner();
     let mut its = gateway.nodes.list(&owner, ListConfig::default()).await?;
-    its.retain(|sandbox| ids.contains(&sandbox.id.as_str()));
+    its.retain(|sandbox| ids.contains(&sandbox.id.as_str()) && !is_for_build(sandbox));
     let now = time_text::now_ns();
     let samples = match its.is_empty() {
         true => Vec::new(),

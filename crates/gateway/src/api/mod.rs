@@ -1,6 +1,7 @@
 //! The REST API: which path is which handler, and what is done around each of them. One file a tag; data as it travels in `models`. What is
 //! the node's never becomes JSON here.
 
+mod builds;
 mod extract;
 mod failures;
 mod guard;
@@ -12,14 +13,16 @@ mod network;
 mod page;
 mod sandboxes;
 mod snapshots;
+mod tags;
 mod templates;
 mod unserved;
+mod uploads;
 
 use std::sync::Arc;
 
 use axum::extract::DefaultBodyLimit;
 use axum::middleware::from_fn_with_state;
-use axum::routing::{get, post, put};
+use axum::routing::{get, patch, post, put};
 use axum::{Json, Router};
 use http::StatusCode;
 use utoipa::openapi::security::{ApiKey, ApiKeyValue, SecurityScheme};
@@ -43,8 +46,10 @@ pub(crate) struct Object(pub(crate) String);
     paths(
         sandboxes::create, sandboxes::create_v2, sandboxes::list, sandboxes::list_v2, sandboxes::get, sandboxes::kill,
         lifecycle::timeout, lifecycle::refresh, lifecycle::pause, lifecycle::resume, lifecycle::connect, lifecycle::connect_v2,
-        lifecycle::fork, network::update, snapshots::create, snapshots::list, templates::list, templates::list_v2, templates::get, templates::alias,
-        templates::remove, metrics::one, metrics::several, logs::logs, logs::logs_v2, health
+        lifecycle::fork, network::update, snapshots::create, snapshots::list, templates::list, templates::list_v2, templates::get,
+        templates::alias, templates::remove, templates::update, templates::update_v2, builds::request, builds::start, builds::status,
+        builds::logs, uploads::link, uploads::put, tags::assign, tags::remove, tags::list, tags::count, tags::exists, tags::groups,
+        tags::assignments, metrics::one, metrics::several, logs::logs, logs::logs_v2, health
     ),
     modifiers(&Keyed)
 )]
@@ -96,11 +101,27 @@ pub(crate) fn router(gateway: &Arc<Gateway>) -> Router {
         .route("/templates", get(templates::list))
         .route("/v2/templates", get(templates::list_v2))
         .route("/templates/aliases/{alias}", get(templates::alias))
-        .route("/templates/{template}", get(templates::get).delete(templates::remove));
+        .route(
+            "/templates/{template}",
+            get(templates::get).patch(templates::update).delete(templates::remove),
+        )
+        .route("/v2/templates/{template}", patch(templates::update_v2))
+        .route("/v3/templates", post(builds::request))
+        .route("/v2/templates/{template}/builds/{build}", post(builds::start))
+        .route("/templates/{template}/builds/{build}/status", get(builds::status))
+        .route("/templates/{template}/builds/{build}/logs", get(builds::logs))
+        .route("/templates/{template}/files/{hash}", get(uploads::link))
+        .route("/templates/tags", post(tags::assign).delete(tags::remove))
+        .route("/templates/{template}/tags", get(tags::list))
+        .route("/templates/{template}/tags/count", get(tags::count))
+        .route("/templates/{template}/tags/exists", get(tags::exists))
+        .route("/templates/{template}/tags/groups", get(tags::groups))
+        .route("/templates/{template}/tags/{tag}/assignments", get(tags::assignments));
     let keyed = unserved::routes(keyed).route_layer(from_fn_with_state(Arc::clone(gateway), guard::guard));
     let document = document();
     keyed
         .route("/health", get(health))
+        .route("/uploads/{tenant}/{hash}", put(uploads::put))
         .route("/openapi.json", get(move || async move { Json(document) }))
         .fallback(|| async { Error::NoEndpoint })
         .method_not_allowed_fallback(|| async { Error::NoMethod })

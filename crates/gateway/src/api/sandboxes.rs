@@ -21,6 +21,7 @@ use crate::auth::Principal;
 use crate::gateway::Gateway;
 use crate::idempotency::Turn;
 use crate::labels;
+use crate::launch::is_for_build;
 use crate::plan::Plan;
 use crate::time_text;
 
@@ -107,7 +108,8 @@ pub(crate) async fn list(
     let wanted = Wanted::of(&gateway, &principal, &query).await?;
     let mut list = wanted.list;
     list.limit = None;
-    let found = gateway.nodes.list(&principal.owner(), list).await?;
+    let mut found = gateway.nodes.list(&principal.owner(), list).await?;
+    found.retain(|sandbox| !is_for_build(sandbox));
     let shown: Vec<ListedSandbox> = found.iter().map(|sandbox| gateway.show_listed(sandbox)).collect();
     Ok(Json(shown).into_response())
 }
@@ -132,6 +134,7 @@ pub(crate) async fn list_v2(
     found.retain(|sandbox| sandbox.created_ns >= wanted.started_after);
     // The newest come first there: behind one that is too old there are only older ones.
     let next = last.filter(|_| found.len() == count);
+    found.retain(|sandbox| !is_for_build(sandbox));
     let shown: Vec<ListedSandbox> = found.iter().map(|sandbox| gateway.show_listed(sandbox)).collect();
     let mut response = Json(shown).into_response();
     if let Some(token) = next.as_ref().and_then(page::header) {

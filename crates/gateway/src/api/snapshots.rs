@@ -19,6 +19,7 @@ use super::models::{NewSnapshot, SnapshotInfo, SnapshotQuery};
 use super::page;
 use crate::Error;
 use crate::auth::Principal;
+use crate::builds::is_build;
 use crate::gateway::Gateway;
 use crate::launch::{SNAPSHOT, is_paused};
 use crate::origin::split;
@@ -38,6 +39,13 @@ pub(crate) async fn create(
     let name = asked.name.as_deref().filter(|name| !name.is_empty());
     if let Some(name) = name {
         check_name(name)?;
+    }
+    if let Some((name, _)) = name.map(split)
+        && gateway.own_template(&principal.tenant, name).await?.is_some()
+    {
+        return Err(Error::Conflict(format!(
+            "`{name}` is the name of a template: give the snapshot another one"
+        )));
     }
     let sandbox = gateway.sandbox(&principal, &id).await?;
     if is_paused(sandbox.state) {
@@ -119,7 +127,9 @@ pub(crate) async fn list(
         snapshot.name == name || its.iter().any(matches)
     };
     all.retain(|snapshot| {
-        query.sandbox_id.as_ref().is_none_or(|id| snapshot.sandbox == *id)
+        // Those of builds are part of templates.
+        !is_build(&snapshot.name)
+            && query.sandbox_id.as_ref().is_none_or(|id| snapshot.sandbox == *id)
             && query.name.as_ref().is_none_or(|name| is_called(snapshot, name))
             && after.as_ref().is_none_or(|after| place(snapshot) < *after)
     });

@@ -1,5 +1,5 @@
-//! Endpoints of the tag `templates`: list, look at, remove. Templates are the node's, built by its operator (`basalt template build`), and
-//! are there for all tenants.
+//! Endpoints of the tag `templates`: list, look at, change, remove. Those that the tenant has built are its own; those of the node, built by
+//! its operator (`basalt template build`), are there for all tenants.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,20 +7,22 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State as Shared;
 use axum::response::{IntoResponse, Response};
+use control::BuildState;
 use http::StatusCode;
 use node_api::list::Place;
 use node_api::{Request, Template as NodeTemplate};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::extract::{Name, Query};
+use super::builds::status_word;
+use super::extract::{Body, Name, Query};
 use super::failures::Failures;
 use super::models::PageQuery;
 use super::{page, snapshots};
 use crate::Error;
 use crate::auth::Principal;
 use crate::gateway::Gateway;
-use crate::origin::Origin;
+use crate::origin::{Origin, split};
 use crate::time_text;
 
 /// A template.
@@ -30,7 +32,7 @@ pub(crate) struct Template {
     /// Its id.
     #[serde(rename = "templateID")]
     template_id: String,
-    /// Its build's; it has one.
+    /// Its newest build's.
     #[serde(rename = "buildID")]
     build_id: String,
     /// Virtual CPUs.
@@ -61,11 +63,11 @@ pub(crate) struct Template {
     last_spawned_at: Option<String>,
     /// Not counted.
     spawn_count: u64,
-    /// It has one.
-    build_count: u64,
+    /// How many of its builds are remembered.
+    build_count: usize,
     /// The version of envd whose features its sandboxes have.
     envd_version: String,
-    /// `ready`, or `error` if no sandbox can be made of it now.
+    /// How far its newest build is: `waiting`, `building`, `ready` or `error`; of one of the node's `error` if no sandbox can be made of it now.
     build_status: &'static str,
 }
 
@@ -75,7 +77,7 @@ pub(crate) struct TemplateWithBuilds {
     /// The template.
     #[serde(flatten)]
     template: Template,
-    /// Its build.
+    /// Its builds, the newest first.
     builds: Vec<Build>,
 }
 
@@ -83,20 +85,20 @@ pub(crate) struct TemplateWithBuilds {
 #[derive(Clone, Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Build {
-    /// A UUID, which follows from the template's id.
+    /// A UUID; of a template of the node's it follows from the template's id.
     #[serde(rename = "buildID")]
     build_id: String,
-    /// `ready` or `error`.
+    /// `waiting`, `building`, `ready` or `error`.
     status: &'static str,
-    /// When it was built.
+    /// When it was asked for.
     #[schema(format = DateTime)]
     created_at: String,
-    /// The same.
+    /// When it was changed last.
     #[schema(format = DateTime)]
     updated_at: String,
-    /// The same.
+    /// When it came to its end.
     #[schema(format = DateTime)]
-    finished_at: String,
+    finished_at: Option<String>,
     /// Virtual CPUs.
     cpu_count: u32,
     /// MiB of memory.
@@ -120,6 +122,71 @@ fn uuid(id: &str) -> String {
     let digits: String = id.chars().chain(std::iter::repeat('0')).take(32).collect();
     let part = |from: usize, to: usize| digits.get(from..to).unwrap_or_default();
     [part(0, 8), part(8, 12), part(12, 16), part(16, 20), part(20, 32)].join("-")
+}
+
+/// What may be changed of a template.
+#[derive(Clone, Debug, Default, Deserialize, ToSchema)]
+#[serde(default)]
+#[schema(as = TemplateUpdateRequest)]
+pub(crate) struct TemplateUpdate {
+    /// Others can use it: not served.
+    public: Option<bool>,
+}
+
+/// A template that was changed.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+#[schema(as = TemplateUpdateResponse)]
+pub(crate) struct Updated {
+    /// What it is called.
+    names: Vec<String>,
+}
+
+impl Build {
+    fn own(build: &control::Build) -> Self {
+        Self {
+            build_id: build.id.clone(),
+            status: status_word(build.state),
+            created_at: time_text::text(build.created_ns),
+            updated_at: time_text::text(build.finished_ns.unwrap_or(build.created_ns)),
+            finished_at: build.finished_ns.map(time_text::text),
+            cpu_count: build.cpus.unwrap_or(0),
+            memory_mb: build.memory_mib.unwrap_or(0),
+        }
+    }
+}
+
+/// A template of the tenant's own, with its builds.
+async fn own(gateway: &Gateway, template: &control::Template) -> Result<TemplateWithBuilds, Error> {
+    let id = template.id.clone();
+    let builds = gateway.store.with(move |store| store.builds(&id)).await?;
+    let newest = builds.first();
+    let changed = builds
+        .iter()
+        .map(|build| build.finished_ns.unwrap_or(build.created_ns))
+        .max();
+    let size = builds.iter().find(|build| build.state == BuildState::Ready).or(newest);
+    let shown = Template {
+        template_id: template.id.clone(),
+        build_id: newest.map(|build| build.id.clone()).unwrap_or_default(),
+        cpu_count: size.and_then(|build| build.cpus).unwrap_or(0),
+        memory_mb: size.and_then(|build| build.memory_mib).unwrap_or(0),
+        disk_size_mb: size.and_then(|build| build.disk_mib).unwrap_or(0),
+        public: false,
+        aliases: vec![template.name.clone()],
+        names: vec![template.name.clone()],
+        created_at: time_text::text(template.created_ns),
+        updated_at: time_text::text(changed.unwrap_or(template.created_ns)),
+        created_by: None,
+        last_spawned_at: None,
+        spawn_count: 0,
+        build_count: builds.len(),
+        envd_version: gateway.envd.version().to_owned(),
+        build_status: newest.map_or("error", |build| status_word(build.state)),
+    };
+    Ok(TemplateWithBuilds {
+        template: shown,
+        builds: builds.iter().map(Build::own).collect(),
+    })
 }
 
 impl Template {
@@ -172,15 +239,34 @@ fn place(template: &NodeTemplate) -> Place {
     }
 }
 
+/// Where each is in a list, and how it is shown, the newest first: the tenant's own, and the node's.
+async fn all(gateway: &Gateway, principal: &Principal) -> Result<Vec<(Place, Template)>, Error> {
+    let names = snapshots::names(gateway, principal).await?;
+    let of_node = built(gateway, principal).await?;
+    let mut all: Vec<(Place, Template)> = of_node
+        .iter()
+        .map(|one| (place(one), Template::of(gateway, one, &names)))
+        .collect();
+    let tenant = Arc::clone(&principal.tenant);
+    for one in gateway.store.with(move |store| store.templates(&tenant)).await? {
+        let place = Place {
+            created_ns: one.created_ns,
+            id: one.id.clone(),
+        };
+        all.push((place, own(gateway, &one).await?.template));
+    }
+    all.sort_by(|(one, _), (other, _)| other.cmp(one));
+    Ok(all)
+}
+
 /// List templates, the newest first.
 #[utoipa::path(get, path = "/templates", tag = "templates", responses((status = 200, body = [Template]), Failures))]
 pub(crate) async fn list(
     Shared(gateway): Shared<Arc<Gateway>>,
     principal: Principal,
 ) -> Result<Json<Vec<Template>>, Error> {
-    let own = snapshots::names(&gateway, &principal).await?;
-    let all = built(&gateway, &principal).await?;
-    Ok(Json(all.iter().map(|one| Template::of(&gateway, one, &own)).collect()))
+    let all = all(&gateway, &principal).await?;
+    Ok(Json(all.into_iter().map(|(_, shown)| shown).collect()))
 }
 
 /// List templates by pages, the newest first.
@@ -193,14 +279,14 @@ pub(crate) async fn list_v2(
 ) -> Result<Response, Error> {
     let limit = page::limit(query.limit)?;
     let after = page::parse(query.next_token.as_deref())?;
-    let own = snapshots::names(&gateway, &principal).await?;
-    let mut all = built(&gateway, &principal).await?;
-    all.retain(|template| after.as_ref().is_none_or(|after| place(template) < *after));
+    let mut all = all(&gateway, &principal).await?;
+    all.retain(|(place, _)| after.as_ref().is_none_or(|after| place < after));
     let is_cut = all.len() > limit;
     all.truncate(limit);
-    let shown: Vec<Template> = all.iter().map(|one| Template::of(&gateway, one, &own)).collect();
+    let next = all.last().filter(|_| is_cut).map(|(place, _)| place.clone());
+    let shown: Vec<Template> = all.into_iter().map(|(_, shown)| shown).collect();
     let mut response = Json(shown).into_response();
-    if let Some(token) = all.last().filter(|_| is_cut).map(place).as_ref().and_then(page::header) {
+    if let Some(token) = next.as_ref().and_then(page::header) {
         response.headers_mut().insert(page::NEXT_TOKEN, token);
     }
     Ok(response)
@@ -214,6 +300,9 @@ pub(crate) async fn get(
     principal: Principal,
     Name(name): Name,
 ) -> Result<Json<TemplateWithBuilds>, Error> {
+    if let Some(template) = gateway.own_template(&principal.tenant, &name).await? {
+        return Ok(Json(own(&gateway, &template).await?));
+    }
     let Origin::Template(found) = gateway.find(&principal, &name).await?.origin else {
         return Err(Error::NotFound { what: "template", name });
     };
@@ -224,7 +313,7 @@ pub(crate) async fn get(
         status: template.build_status,
         created_at: template.created_at.clone(),
         updated_at: template.updated_at.clone(),
-        finished_at: template.created_at.clone(),
+        finished_at: Some(template.created_at.clone()),
         cpu_count: template.cpu_count,
         memory_mb: template.memory_mb,
     };
@@ -242,6 +331,13 @@ pub(crate) async fn alias(
     principal: Principal,
     Name(name): Name,
 ) -> Result<Json<AliasTarget>, Error> {
+    // Also one that has no build yet.
+    if let Some(template) = gateway.own_template(&principal.tenant, split(&name).0).await? {
+        return Ok(Json(AliasTarget {
+            template_id: template.id,
+            public: false,
+        }));
+    }
     let found = gateway.find(&principal, &name).await?;
     Ok(Json(AliasTarget {
         template_id: found.origin.id().to_owned(),
@@ -249,7 +345,8 @@ pub(crate) async fn alias(
     }))
 }
 
-/// Remove a snapshot. Sandboxes that were made of it run on. Templates are the operator's to remove.
+/// Remove a template that the tenant has built, or a snapshot. Sandboxes that were made of it run on. What is being built of it is ended. The
+/// node's templates are its operator's to remove.
 #[utoipa::path(delete, path = "/templates/{templateID}", tag = "templates", params(("templateID" = String, Path)),
     responses((status = 204), (status = 403, body = crate::error::ErrorBody), Failures))]
 pub(crate) async fn remove(
@@ -257,8 +354,13 @@ pub(crate) async fn remove(
     principal: Principal,
     Name(name): Name,
 ) -> Result<StatusCode, Error> {
+    if let Some(template) = gateway.own_template(&principal.tenant, &name).await? {
+        gateway.remove_template(&template).await?;
+        return Ok(StatusCode::NO_CONTENT);
+    }
     let snapshot = match gateway.find(&principal, &name).await?.origin {
         Origin::Snapshot(snapshot) => snapshot.name,
+        Origin::Built(_) => return Err(Error::NotFound { what: "template", name }),
         Origin::Template(template) => {
             return Err(Error::Forbidden(format!(
                 "template `{}` is there for all tenants of this node: its operator removes it, with `basalt template rm`",
@@ -274,6 +376,55 @@ pub(crate) async fn remove(
         .with(move |store| store.forget_target(&tenant, &snapshot))
         .await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+/// Change a template.
+#[utoipa::path(patch, path = "/templates/{templateID}", tag = "templates", params(("templateID" = String, Path)),
+    request_body = TemplateUpdate, responses((status = 200, body = Updated), (status = 403, body = crate::error::ErrorBody), Failures))]
+pub(crate) async fn update(
+    Shared(gateway): Shared<Arc<Gateway>>,
+    principal: Principal,
+    Name(name): Name,
+    Body(asked): Body<TemplateUpdate>,
+) -> Result<Json<Updated>, Error> {
+    change(&gateway, &principal, name, &asked).await
+}
+
+/// Change a template.
+#[utoipa::path(patch, path = "/v2/templates/{templateID}", tag = "templates", params(("templateID" = String, Path)),
+    request_body = TemplateUpdate, responses((status = 200, body = Updated), (status = 403, body = crate::error::ErrorBody), Failures))]
+pub(crate) async fn update_v2(
+    Shared(gateway): Shared<Arc<Gateway>>,
+    principal: Principal,
+    Name(name): Name,
+    Body(asked): Body<TemplateUpdate>,
+) -> Result<Json<Updated>, Error> {
+    change(&gateway, &principal, name, &asked).await
+}
+
+async fn change(
+    gateway: &Gateway,
+    principal: &Principal,
+    name: String,
+    asked: &TemplateUpdate,
+) -> Result<Json<Updated>, Error> {
+    let Some(template) = gateway.own_template(&principal.tenant, &name).await? else {
+        return match gateway.find(principal, &name).await?.origin {
+            Origin::Template(template) => Err(Error::Forbidden(format!(
+                "template `{}` is there for all tenants of this node, and its operator's",
+                template.name()
+            ))),
+            _ => Err(Error::NotFound { what: "template", name }),
+        };
+    };
+    match asked.public {
+        Some(true) => Err(Error::invalid(
+            "a tenant's templates are its own on this node: the operator builds those that all tenants can use, with `basalt template build`",
+        )),
+        _ => Ok(Json(Updated {
+            names: vec![template.name],
+        })),
+    }
 }
 
 #[cfg(test)]

@@ -10,7 +10,6 @@ use crate::gateway::Gateway;
 
 const DELETE: MethodFilter = MethodFilter::DELETE;
 const GET: MethodFilter = MethodFilter::GET;
-const PATCH: MethodFilter = MethodFilter::PATCH;
 const POST: MethodFilter = MethodFilter::POST;
 
 /// Method, path, and what it is.
@@ -27,43 +26,13 @@ const UNSERVED: &[(MethodFilter, &str, &str)] = &[
     (GET, "/volumes/{volume}", "a volume"),
     (DELETE, "/volumes/{volume}", "a volume"),
     (GET, "/default-templates", "a list of default templates"),
-    (POST, "/templates", "a template build"),
-    (POST, "/v2/templates", "a template build"),
-    (POST, "/v3/templates", "a template build"),
-    (POST, "/templates/{template}", "a template build"),
-    (PATCH, "/templates/{template}", "a change of a template"),
-    (PATCH, "/v2/templates/{template}", "a change of a template"),
-    (POST, "/templates/{template}/builds/{build}", "a template build"),
-    (POST, "/v2/templates/{template}/builds/{build}", "a template build"),
+    (POST, "/templates", "a build of a template by a Dockerfile"),
+    (POST, "/v2/templates", "a build of a template by a Dockerfile"),
+    (POST, "/templates/{template}", "a build of a template by a Dockerfile"),
     (
-        GET,
-        "/templates/{template}/builds/{build}/status",
-        "the status of a template build",
-    ),
-    (
-        GET,
-        "/templates/{template}/builds/{build}/logs",
-        "the log of a template build",
-    ),
-    (
-        GET,
-        "/templates/{template}/files/{hash}",
-        "an upload of files for a template build",
-    ),
-    (POST, "/templates/tags", "a tag of a template"),
-    (DELETE, "/templates/tags", "a tag of a template"),
-    (GET, "/templates/{template}/tags", "a list of a template's tags"),
-    (
-        GET,
-        "/templates/{template}/tags/count",
-        "the number of a template's tags",
-    ),
-    (GET, "/templates/{template}/tags/exists", "a look for a template's tag"),
-    (GET, "/templates/{template}/tags/groups", "groups of a template's tags"),
-    (
-        GET,
-        "/templates/{template}/tags/{tag}/assignments",
-        "assignments of a template's tag",
+        POST,
+        "/templates/{template}/builds/{build}",
+        "a build of a template by a Dockerfile",
     ),
 ];
 

@@ -37,7 +37,7 @@ impl Node {
         let (place, record) = self.snapshots.get(&asked.snapshot)?;
         self.refuse_damaged(&place, &record.snapshot)?;
         let name = asked.name.clone();
-        let sets_env = !asked.env.is_empty();
+        let sets_process = !asked.env.is_empty() || asked.workdir.is_some() || asked.user.is_some();
         let config = configured(&record, asked)?;
         limits::check(&config, self.cgroups.as_ref())?;
         launch::check_paging(config.paging)?;
@@ -56,8 +56,9 @@ impl Node {
             networked,
             share_slots,
         } = record;
-        if snapshot.config.process.device_env > 0 || sets_env {
-            command.env = command::command(&image.config, &config.process)?.env;
+        if snapshot.config.process.device_env > 0 || sets_process {
+            let made = command::command(&image.config, &config.process)?;
+            (command.env, command.cwd, command.user) = (made.env, made.cwd, made.user);
         }
         let mut stored = crate::operations::start::new_sandbox(config, snapshot.digest, command, networked)?;
         let snapshot_name = snapshot.name;
@@ -106,6 +107,8 @@ fn configured(record: &Record, asked: CloneConfig) -> Result<SandboxConfig, Erro
     let mut process = of.process;
     process.set_device_env(Vec::new());
     process.env.extend(asked.env);
+    process.workdir = asked.workdir.or(process.workdir);
+    process.user = asked.user.or(process.user);
     let config = SandboxConfig {
         process,
         name: asked.name,
@@ -168,8 +171,11 @@ mod tests {
             name: Some("twin".into()),
             ports: vec!["81:80".into()],
             labels: BTreeMap::from([("b".into(), "2".into())]),
+            user: Some("web".into()),
             ..CloneConfig::default()
         };
+        let of = &mut record.snapshot.config.process;
+        (of.workdir, of.user) = (Some("/srv".into()), Some("root".into()));
         let made = configured(&record, asked.clone()).unwrap();
         assert_eq!(
             (made.name.as_deref(), made.hostname, made.remove),
@@ -192,6 +198,10 @@ mod tests {
         };
         assert!(configured(&record, without).unwrap().egress.is_empty());
         record.snapshot.config.network = NetworkMode::Auto;
+        assert_eq!(
+            (made.process.workdir.as_deref(), made.process.user.as_deref()),
+            (Some("/srv"), Some("web"))
+        );
         record.networked = false;
         assert!(configured(&record, asked).is_err(), "a port of no network");
     }
