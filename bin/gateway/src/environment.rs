@@ -67,7 +67,10 @@ pub(crate) fn text(variables: &Variables, as_json: bool) -> Result<String> {
 pub(crate) fn warnings(serving: &Serving) -> Vec<String> {
     let mut all = Vec::new();
     if let Err(error) = TcpStream::connect_timeout(&serving.plain, SOON) {
-        all.push(format!("no gateway answers at {} now ({error}): start it", serving.plain));
+        all.push(format!(
+            "no gateway answers at {} now ({error}): start it",
+            serving.plain
+        ));
     }
     let Some(domain) = &serving.domain else {
         return all;
@@ -132,7 +135,10 @@ mod tests {
     fn without_a_domain_there_are_addresses() {
         let all = variables(&serving(None, None), "e2b_00");
         let url = Some(Some("http://127.0.0.1:3000".to_owned()));
-        assert_eq!((value(&all, "E2B_API_URL"), value(&all, "E2B_SANDBOX_URL")), (url.clone(), url));
+        assert_eq!(
+            (value(&all, "E2B_API_URL"), value(&all, "E2B_SANDBOX_URL")),
+            (url.clone(), url)
+        );
         assert_eq!(value(&all, "E2B_DOMAIN"), Some(None));
     }
 
@@ -150,7 +156,10 @@ mod tests {
 
     #[test]
     fn what_does_not_work_is_said() {
-        let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let gone = std::net::TcpListener::bind("127.0.0.1:0")
+            .unwrap()
+            .local_addr()
+            .unwrap();
         let serving = Serving {
             plain: gone,
             domain: Some("sb.invalid".into()),
@@ -159,7 +168,13 @@ mod tests {
         };
         let said = warnings(&serving);
         assert_eq!(said.len(), 3, "{said:?}");
-        assert!(said[0].contains(&gone.to_string()) && said[2].contains("/nowhere/ca-bundle.pem"), "{said:?}");
-        assert!(said[1].contains("sb.invalid") && said[1].contains("127.0.0.55:53"), "{said:?}");
+        assert!(
+            said[0].contains(&gone.to_string()) && said[2].contains("/nowhere/ca-bundle.pem"),
+            "{said:?}"
+        );
+        assert!(
+            said[1].contains("sb.invalid") && said[1].contains("127.0.0.55:53"),
+            "{said:?}"
+        );
     }
 }

@@ -161,7 +161,10 @@ fn show(text: &str) -> Result<()> {
 fn environment(state: &Path, asked: &Environment) -> Result<String> {
     let serving = Serving::read(state)?;
     let store = Sqlite::open(state)?;
-    let (tenant, shown) = (asked.tenant.as_deref(), std::env::var("E2B_API_KEY").unwrap_or_default());
+    let (tenant, shown) = (
+        asked.tenant.as_deref(),
+        std::env::var("E2B_API_KEY").unwrap_or_default(),
+    );
     let key = match manage::is_good(&store, &shown, tenant)? {
         true => shown,
         false => manage::new_key(&store, tenant, asked.name.as_deref().unwrap_or("env"))?,
@@ -183,7 +186,9 @@ fn authority(state: &Path, as_json: bool) -> Result<String> {
     if !as_json {
         return Ok(certificate);
     }
-    let path = Serving::read(state)?.ca.map(|directory| directory.join(gateway::CERTIFICATE));
+    let path = Serving::read(state)?
+        .ca
+        .map(|directory| directory.join(gateway::CERTIFICATE));
     let told = serde_json::json!({"certificate": certificate, "path": path});
     Ok(format!("{told}\n"))
 }

@@ -145,10 +145,7 @@ pub(crate) enum Command {
     Serve(Serve),
     Manage(PathBuf, Work),
     Environment(PathBuf, Environment),
-    Authority {
-        state: PathBuf,
-        json: bool,
-    },
+    Authority { state: PathBuf, json: bool },
     Print(&'static str),
 }
 
@@ -301,7 +298,9 @@ impl WrittenNames {
     fn read(self, state: &Path) -> Result<Option<Names>> {
         let Some(text) = self.domain.as_deref() else {
             if self != Self::default() {
-                bail!("--tls, --tls-cert, --tls-key, --ca-dir and --dns are about names: say by --domain which those are");
+                bail!(
+                    "--tls, --tls-cert, --tls-key, --ca-dir and --dns are about names: say by --domain which those are"
+                );
             }
             return Ok(None);
         };
@@ -323,7 +322,9 @@ impl WrittenNames {
         let tls = match (listen, files, self.ca_dir) {
             (None, None, None) => None,
             (None, ..) => bail!("--tls-cert, --tls-key and --ca-dir are of no use with --tls off"),
-            (Some(_), Some(_), Some(_)) => bail!("--ca-dir is about an authority of our own, and --tls-cert about one that is not"),
+            (Some(_), Some(_), Some(_)) => {
+                bail!("--ca-dir is about an authority of our own, and --tls-cert about one that is not")
+            }
             (Some(listen), Some((certificate, key)), None) => Some(TlsOptions {
                 listen,
                 certificate: Certificate::Files { certificate, key },
@@ -343,7 +344,9 @@ impl WrittenNames {
         };
         let dns = self.dns.as_deref().map(|text| loopback("--dns", text)).transpose()?;
         if let Some(address) = dns.filter(|address| !address.ip().is_loopback()) {
-            bail!("--dns {address} can be reached by others: answer at a loopback address, and have a name server for others");
+            bail!(
+                "--dns {address} can be reached by others: answer at a loopback address, and have a name server for others"
+            );
         }
         let domain = text.to_owned();
         Ok(Some(Names { domain, tls, dns }))
@@ -419,8 +422,20 @@ mod tests {
 
     #[test]
     fn names_are_served_by_tls_unless_something_else_does() {
-        assert_eq!(names(&["--domain", "sb.example"]), own("sb.example", "127.0.0.1:443", "/s"));
-        let words = ["--domain", "sb.example", "--tls", "0.0.0.0:8443", "--ca-dir", "/c", "--dns", "127.0.0.55:53"];
+        assert_eq!(
+            names(&["--domain", "sb.example"]),
+            own("sb.example", "127.0.0.1:443", "/s")
+        );
+        let words = [
+            "--domain",
+            "sb.example",
+            "--tls",
+            "0.0.0.0:8443",
+            "--ca-dir",
+            "/c",
+            "--dns",
+            "127.0.0.55:53",
+        ];
         let served = names(&words);
         assert_eq!(served.dns, Some("127.0.0.55:53".parse().unwrap()));
         assert_eq!(served.tls, own("sb.example", "0.0.0.0:8443", "/c").tls);

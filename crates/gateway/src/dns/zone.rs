@@ -113,7 +113,11 @@ impl Zone {
     }
 
     /// Addresses of the kind that is asked for, or the record that says that there are none.
-    fn records(&self, mut answer: AnswerBuilder<Target>, question: &Asked<'_>) -> Result<AdditionalBuilder<Target>, PushError> {
+    fn records(
+        &self,
+        mut answer: AnswerBuilder<Target>,
+        question: &Asked<'_>,
+    ) -> Result<AdditionalBuilder<Target>, PushError> {
         let (name, kind) = (question.qname(), question.qtype());
         for address in &self.addresses {
             match address {

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rcgen::{
-    BasicConstraints, CertificateParams, CidrSubnet, DistinguishedName, DnType, ExtendedKeyUsagePurpose, GeneralSubtree,
-    IsCa, Issuer, KeyPair, KeyUsagePurpose, NameConstraints, SanType,
+    BasicConstraints, CertificateParams, CidrSubnet, DistinguishedName, DnType, ExtendedKeyUsagePurpose,
+    GeneralSubtree, IsCa, Issuer, KeyPair, KeyUsagePurpose, NameConstraints, SanType,
 };
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
@@ -58,7 +58,8 @@ pub(super) struct Authority {
 
 /// Whether it is time for another certificate. One whose beginning is to come, as the clock was put back, is of no use either.
 pub(super) fn is_due(issued: SystemTime, now: SystemTime) -> bool {
-    now.duration_since(issued).is_ok_and(|age| age >= AGE) || issued.duration_since(now).is_ok_and(|ahead| ahead >= LATE)
+    now.duration_since(issued).is_ok_and(|age| age >= AGE)
+        || issued.duration_since(now).is_ok_and(|ahead| ahead >= LATE)
 }
 
 /// The certificate of the authority in this state directory, as PEM; `None` where none was made.
@@ -84,7 +85,9 @@ impl Authority {
                     Some(before) if before.domain != domain => format!(" in place of that for {}", before.domain),
                     Some(_) => " in place of that whose time is almost over".to_owned(),
                 };
-                log::info!("a certificate authority for {domain} was made{why}: programs trust it by `basalt-gateway env`");
+                log::info!(
+                    "a certificate authority for {domain} was made{why}: programs trust it by `basalt-gateway env`"
+                );
                 made
             }
         };
@@ -208,4 +211,73 @@ fn write(path: &Path, kept: &Kept) -> Result<(), TlsError> {
 fn file(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> TlsError {
     let path = path.to_owned();
     move |source| TlsError::File { what, path, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use rustls::RootCertStore;
+    use rustls::client::WebPkiServerVerifier;
+    use rustls::pki_types::{ServerName, UnixTime};
+
+    use super::*;
+
+    fn open(directory: &Path, now: SystemTime) -> Authority {
+        Authority::open(directory, &directory.join("public"), "sb.example", now).unwrap()
+    }
+
+    fn judge(authority: &Authority, chain: &[CertificateDer<'static>], name: &str, at: SystemTime) -> bool {
+        use rustls::client::danger::ServerCertVerifier;
+        let mut roots = RootCertStore::empty();
+        roots.add(authority.chain().unwrap()).unwrap();
+        let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider()).build();
+        let at = UnixTime::since_unix_epoch(Duration::from_secs(seconds(at)));
+        let name = ServerName::try_from(name.to_owned()).unwrap();
+        let judged = verifier
+            .unwrap()
+            .verify_server_cert(&chain[0], &chain[1..], &name, &[], at);
+        judged.is_ok()
+    }
+
+    #[test]
+    fn an_authority_vouches_for_its_domain_and_for_nothing_else() {
+        let directory = tempfile::tempdir().unwrap();
+        let now = SystemTime::now();
+        let authority = open(directory.path(), now);
+        let chain = authority.issue(now).unwrap().cert;
+        for name in ["sb.example", "api.sb.example", "127.0.0.1", "::1"] {
+            assert!(judge(&authority, &chain, name, now), "{name}");
+        }
+        // Whoever has its key gains nothing elsewhere.
+        for name in ["api.openai.example", "192.0.2.1"] {
+            let params = CertificateParams::new([name.to_owned()]).unwrap();
+            let key = KeyPair::generate().unwrap();
+            let forged = params.signed_by(&key, &authority.issuer).unwrap();
+            assert!(!judge(&authority, &[forged.der().clone()], name, now), "{name}");
+        }
+        let params = CertificateParams::new(["x.sb.example".to_owned()]).unwrap();
+        let key = KeyPair::generate().unwrap();
+        let other = params.signed_by(&key, &authority.issuer).unwrap();
+        assert!(judge(&authority, &[other.der().clone()], "x.sb.example", now));
+    }
+
+    #[test]
+    fn times_overlap() {
+        let directory = tempfile::tempdir().unwrap();
+        let now = SystemTime::now();
+        let authority = open(directory.path(), now);
+        let chain = authority.issue(now).unwrap().cert;
+        let good = |at| judge(&authority, &chain, "api.sb.example", at);
+        assert!(good(now - LATE / 2) && good(now + AGE) && good(now + CERTIFICATE - LATE));
+        assert!(!good(now + CERTIFICATE + LATE));
+        assert!(!is_due(now, now + AGE - LATE) && is_due(now, now + AGE) && is_due(now, now - LATE));
+        assert!(!is_due(now, now - LATE / 2));
+        // The same one after a start, and another one in the last of its years.
+        let certificate = |at| open(directory.path(), at).kept.certificate;
+        assert_eq!(certificate(now), authority.kept.certificate);
+        let late = now + AUTHORITY - AUTHORITY_LEFT;
+        assert_eq!(certificate(late - LATE), authority.kept.certificate);
+        assert_ne!(certificate(late), authority.kept.certificate);
+    }
 }

@@ -106,13 +106,19 @@ impl Files {
         let Some(Ok(first)) = chain.first().map(ParsedCertificate::try_from) else {
             return;
         };
-        for name in [format!("api.{}", self.domain), format!("3000-0123456789ab.{}", self.domain)] {
+        for name in [
+            format!("api.{}", self.domain),
+            format!("3000-0123456789ab.{}", self.domain),
+        ] {
             let Ok(server) = ServerName::try_from(name.as_str()) else {
                 continue;
             };
             if let Err(error) = verify_server_name(&first, &server) {
                 let path = self.certificate.display();
-                log::warn!("{path} is not for {name}, and clients will refuse it: use one for *.{} ({error})", self.domain);
+                log::warn!(
+                    "{path} is not for {name}, and clients will refuse it: use one for *.{} ({error})",
+                    self.domain
+                );
                 return;
             }
         }
@@ -137,7 +143,10 @@ fn stamp(path: &Path) -> Result<Stamp, TlsError> {
 fn content(path: &Path) -> Result<Vec<u8>, TlsError> {
     let mut bytes = Vec::new();
     let opened = File::open(path).map_err(file("read", path))?;
-    opened.take(MAX_FILE + 1).read_to_end(&mut bytes).map_err(file("read", path))?;
+    opened
+        .take(MAX_FILE + 1)
+        .read_to_end(&mut bytes)
+        .map_err(file("read", path))?;
     match u64::try_from(bytes.len()) {
         Ok(length) if length <= MAX_FILE => Ok(bytes),
         _ => Err(TlsError::Content {
