@@ -319,23 +319,20 @@ impl WrittenNames {
             ),
             None => Some(usual),
         };
-        let tls = match (listen, files, self.ca_dir) {
-            (None, None, None) => None,
-            (None, ..) => bail!("--tls-cert, --tls-key and --ca-dir are of no use with --tls off"),
-            (Some(_), Some(_), Some(_)) => {
-                bail!("--ca-dir is about an authority of our own, and --tls-cert about one that is not")
-            }
-            (Some(listen), Some((certificate, key)), None) => Some(TlsOptions {
+        let tls = match (listen, files) {
+            (None, None) => None,
+            (None, Some(_)) => bail!("--tls-cert and --tls-key are of no use with --tls off"),
+            (Some(listen), Some((certificate, key))) => Some(TlsOptions {
                 listen,
                 certificate: Certificate::Files { certificate, key },
             }),
-            (Some(listen), None, public) => {
+            (Some(listen), None) => {
                 if !name.contains('.') {
                     bail!(
                         "--domain `{name}` has one part, and clients take no certificate for all names right below it: write one such as sb.{name}"
                     );
                 }
-                let public = public.as_deref().map_or_else(|| Ok(state.to_owned()), absolute)?;
+                let public = self.ca_dir.as_deref().map_or_else(|| Ok(state.to_owned()), absolute)?;
                 Some(TlsOptions {
                     listen,
                     certificate: Certificate::Own { public },
@@ -537,7 +534,7 @@ mod tests {
             &["--tls", "127.0.0.1:1"],
             &["--dns", "127.0.0.1:53"],
             &["--domain", "a.b", "--tls", "443"],
-            &["--domain", "a.b", "--tls", "off", "--ca-dir", "/c"],
+            &["--domain", "a.b", "--tls", "off", "--tls-cert", "/c", "--tls-key", "/k"],
             &["--domain", "a.b", "--tls-cert", "/c"],
             &["--domain", "a.b", "--dns", "192.0.2.1:53"],
             &["env", "--domain", "a.b"],
