@@ -12,6 +12,7 @@ mod copy;
 mod daemon;
 mod devices;
 mod doctor;
+mod environment;
 mod exec;
 mod generate;
 mod host_cpus;
@@ -104,6 +105,7 @@ fn carry_out(cli: Cli, argv: &[OsString], output: &Output) -> anyhow::Result<u8>
         Verb::System(SystemVerb::Df(args)) => images::df(&args, output),
         Verb::Doctor => doctor::doctor(output),
         Verb::Lab(args) => lab::forward(&args.arguments),
+        Verb::Env(args) => environment::environment(&args.arguments, cli.json),
         Verb::Completion { shell } => generate::completion(shell),
         Verb::Man { directory } => generate::man(&directory, output),
         Verb::Version => output.version(),

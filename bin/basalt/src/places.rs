@@ -94,6 +94,19 @@ pub(crate) fn daemon() -> Result<PathBuf> {
     found.context("the daemon's program basaltd is not beside this one: run `make run` in Basalt's source tree")
 }
 
+/// The gateway's program: beside this one, else in `/usr/sbin`.
+pub(crate) fn gateway() -> Result<PathBuf> {
+    let places = [
+        beside("basalt-gateway"),
+        Some(PathBuf::from("/usr/sbin/basalt-gateway")),
+    ];
+    let found = places
+        .into_iter()
+        .flatten()
+        .find(|path| host::tools::is_executable(path));
+    found.context("the gateway's program basalt-gateway is not beside this one: run `make run` in Basalt's source tree")
+}
+
 /// Whether somebody wants a daemon with other things than the usual ones.
 pub(crate) fn are_chosen() -> bool {
     ["BASALT_ASSETS", "BASALT_KVM", "BASALT_CPU_MODEL"]

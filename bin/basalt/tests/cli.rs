@@ -130,6 +130,23 @@ fn help_has_examples_and_every_verb() {
 }
 
 #[test]
+fn env_is_the_gateways_to_print() {
+    use std::os::unix::fs::PermissionsExt;
+    let world = World::new();
+    if !Path::new("/usr/sbin/basalt-gateway").exists() {
+        fails(&world.run(&["env"]), 1, &["basalt-gateway"]);
+    }
+    let program = world.path().join("basalt-gateway");
+    std::fs::write(&program, "#!/bin/sh\necho \"$@\"\nexit 3\n").unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let ran = world.run(&["--json", "env", "--state", "/s", "--help"]);
+    assert_eq!(
+        (out(&ran).as_str(), ran.status.code()),
+        ("env --json --state /s --help\n", Some(3))
+    );
+}
+
+#[test]
 fn usage_errors_are_125_in_run_and_2_elsewhere() {
     let world = World::new();
     fails(

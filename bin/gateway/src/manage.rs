@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Result, bail};
 use base::ByteSize;
-use control::{AuditLog, ControlStore, KeyInfo, Keys, Secret, Tenants, check_key_name};
+use control::{AuditLog, ControlStore, DEFAULT_TENANT, KeyHash, KeyInfo, Keys, Secret, Tenants, check_key_name};
 use serde::Serialize;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
@@ -64,7 +64,21 @@ struct Made<'a> {
     key: &'a str,
 }
 
-fn create(store: &impl ControlStore, tenant: &str, name: &str, as_json: bool) -> Result<String> {
+/// Whether a key is good, and this tenant's if one is named.
+pub(crate) fn is_good(store: &impl Keys, key: &str, tenant: Option<&str>) -> Result<bool> {
+    let Some(hash) = KeyHash::of(key) else {
+        return Ok(false);
+    };
+    let found = store.find_key(&hash)?;
+    Ok(found.is_some_and(|key| tenant.is_none_or(|tenant| key.tenant == tenant)))
+}
+
+/// A new key.
+pub(crate) fn new_key(store: &impl ControlStore, tenant: Option<&str>, name: &str) -> Result<String> {
+    Ok(make(store, tenant.unwrap_or(DEFAULT_TENANT), name)?.text)
+}
+
+fn make(store: &impl ControlStore, tenant: &str, name: &str) -> Result<Secret> {
     check_key_name(name)?;
     let now = now();
     store.make_tenant(tenant, now)?;
@@ -78,6 +92,11 @@ fn create(store: &impl ControlStore, tenant: &str, name: &str, as_json: bool) ->
         revoked: None,
     };
     store.add_key(&info, &secret.hash)?;
+    Ok(secret)
+}
+
+fn create(store: &impl ControlStore, tenant: &str, name: &str, as_json: bool) -> Result<String> {
+    let secret = make(store, tenant, name)?;
     match as_json {
         true => json(&Made {
             id: &secret.id,
@@ -160,7 +179,7 @@ fn audit(store: &impl AuditLog, tenant: Option<&str>, limit: usize, as_json: boo
 
 #[cfg(test)]
 mod tests {
-    use control::{AuditEntry, KeyHash, Quota, Sqlite};
+    use control::{AuditEntry, Quota, Sqlite};
 
     use super::*;
 

@@ -1,8 +1,8 @@
 //! The gateway's flags and verbs. Knows nothing of what they do.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::num::NonZeroU32;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use base::ByteSize;
@@ -13,8 +13,11 @@ use log::LevelFilter;
 const HELP: &str = "\
 basalt-gateway: serves a node's sandboxes by the API that the E2B SDKs speak (see docs/gateway.md)
 
-Usage: basalt-gateway [--listen ADDRESS] [--node-socket PATH] [--state DIR] [--domain DOMAIN] [--rate NUMBER]
-                      [--log-level LEVEL]
+Usage: basalt-gateway [--listen ADDRESS] [--node-socket PATH] [--state DIR] [--rate NUMBER] [--log-level LEVEL]
+                      [--domain DOMAIN [--tls ADDRESS|off] [--tls-cert FILE --tls-key FILE] [--ca-dir DIR]
+                      [--dns ADDRESS]]
+       basalt-gateway env [--tenant NAME] [--name TEXT] [--json] [--state DIR]
+       basalt-gateway ca [--json] [--state DIR]
        basalt-gateway keys create [--tenant NAME] [--name TEXT] [--json] [--state DIR]
        basalt-gateway keys list [--tenant NAME] [--json] [--state DIR]
        basalt-gateway keys revoke ID [--state DIR]
@@ -22,17 +25,28 @@ Usage: basalt-gateway [--listen ADDRESS] [--node-socket PATH] [--state DIR] [--d
        basalt-gateway tenants set NAME [--sandboxes NUMBER] [--vcpus NUMBER] [--memory SIZE] [--state DIR]
        basalt-gateway audit [--tenant NAME] [--limit NUMBER] [--json] [--state DIR]
 
-  --listen ADDRESS    where to serve: a port of 127.0.0.1 or [::1]; 127.0.0.1:3000
+  --listen ADDRESS    where to serve without TLS: a port of 127.0.0.1 or [::1]; 127.0.0.1:3000
   --node-socket PATH  the socket of the node's daemon; /var/lib/basalt/gateway.sock
-  --state DIR         where keys, tenants, the audit log and the secret of tokens are kept, for this user alone;
-                      /var/lib/basalt-gateway
-  --domain DOMAIN     sandboxes' ports are asked for at <port>-<id>.DOMAIN, and the API at api.DOMAIN; with headers alone
-                      if it is not given
+  --state DIR         where keys, tenants, the audit log, the secret of tokens and the certificate authority are kept,
+                      for this user alone; /var/lib/basalt-gateway
+  --domain DOMAIN     sandboxes' ports are asked for at <port>-<id>.DOMAIN, and the API at api.DOMAIN, by TLS; with
+                      headers alone if it is not given. At port 443 unless one follows behind a colon
+  --tls ADDRESS       where to serve by TLS, others than this machine too if it is not a loopback address; that port of
+                      127.0.0.1. `off` if something else before it speaks TLS
+  --tls-cert FILE, --tls-key FILE
+                      a certificate for DOMAIN and *.DOMAIN with its chain, and its key, as PEM; read again when they
+                      change, and at SIGHUP. One of an own authority, which is made once, if they are not given
+  --ca-dir DIR        where that authority's certificate is put for programs to read, as ca.pem, and with all that this
+                      machine trusts as ca-bundle.pem; the state directory
+  --dns ADDRESS       where to answer for DOMAIN and all names below it as a name server: a port of a loopback address
   --rate NUMBER       requests a second of one key; 100
   --log-level LEVEL   off, error, warn, info (default), debug or trace
   --version           print the version
   --help              print this text
 
+  env                 print what moves a program with the E2B SDKs to this gateway, for a shell's eval. The key is that of
+                      E2B_API_KEY if it is good here, or a new one
+  ca                  print the certificate of the gateway's own authority, as PEM
   keys create         make a key and print it, once: only its hash is kept
   keys list           the keys that there are, and when they were last used
   keys revoke ID      a key is good for nothing any more
@@ -45,9 +59,9 @@ Usage: basalt-gateway [--listen ADDRESS] [--node-socket PATH] [--state DIR] [--d
 SIGTERM and SIGINT end it, when it has answered what it has begun.
 
 Examples:
-  basalt-gateway --state ~/.local/share/basalt-gateway --node-socket /run/basalt-gateway/basaltd.sock
+  basalt-gateway --domain sb.localhost:3443 --state ~/.local/share/basalt-gateway
+  eval \"$(basalt-gateway env --state ~/.local/share/basalt-gateway)\"
   export E2B_API_KEY=$(basalt-gateway keys create --name laptop)
-  export E2B_API_URL=http://127.0.0.1:3000 E2B_SANDBOX_URL=http://127.0.0.1:3000
   basalt-gateway tenants set default --sandboxes 20 --memory 16G
 ";
 
@@ -57,9 +71,34 @@ pub(crate) struct Serve {
     pub(crate) listen: SocketAddr,
     pub(crate) node_socket: PathBuf,
     pub(crate) state: PathBuf,
-    pub(crate) domain: Option<String>,
+    pub(crate) names: Option<Names>,
     pub(crate) limits: LimitsConfig,
     pub(crate) log_level: LevelFilter,
+}
+
+/// How it is reached by names.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Names {
+    /// With a port behind a colon, or without.
+    pub(crate) domain: String,
+    pub(crate) tls: Option<TlsOptions>,
+    pub(crate) dns: Option<SocketAddr>,
+}
+
+/// What is served by TLS.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct TlsOptions {
+    pub(crate) listen: SocketAddr,
+    pub(crate) certificate: Certificate,
+}
+
+/// With which certificate.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Certificate {
+    /// One of an own authority, whose certificate is put there.
+    Own { public: PathBuf },
+    /// Files.
+    Files { certificate: PathBuf, key: PathBuf },
 }
 
 /// What an operator does.
@@ -91,11 +130,22 @@ pub(crate) enum Work {
     },
 }
 
+/// Whose program is moved to the gateway, and how it is told.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Environment {
+    pub(crate) tenant: Option<String>,
+    /// Of a key that is made for it.
+    pub(crate) name: Option<String>,
+    pub(crate) json: bool,
+}
+
 /// What is to be done.
 #[derive(Debug)]
 pub(crate) enum Command {
     Serve(Serve),
     Manage(PathBuf, Work),
+    Environment(PathBuf, Environment),
+    Authority { state: PathBuf, json: bool },
     Print(&'static str),
 }
 
@@ -106,7 +156,7 @@ struct Written {
     state: Option<PathBuf>,
     listen: Option<String>,
     node_socket: Option<PathBuf>,
-    domain: Option<String>,
+    names: WrittenNames,
     rate: Option<NonZeroU32>,
     log_level: Option<LevelFilter>,
     tenant: Option<String>,
@@ -114,6 +164,17 @@ struct Written {
     json: bool,
     limit: Option<usize>,
     quota: Quota,
+}
+
+/// What of it is about names.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct WrittenNames {
+    domain: Option<String>,
+    tls: Option<String>,
+    tls_cert: Option<PathBuf>,
+    tls_key: Option<PathBuf>,
+    ca_dir: Option<PathBuf>,
+    dns: Option<String>,
 }
 
 /// Reads this process's arguments.
@@ -129,7 +190,12 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
             Long("state") => written.state = Some(parser.value()?.into()),
             Long("listen") => written.listen = Some(parser.value()?.string()?),
             Long("node-socket") => written.node_socket = Some(parser.value()?.into()),
-            Long("domain") => written.domain = Some(parser.value()?.string()?),
+            Long("domain") => written.names.domain = Some(parser.value()?.string()?),
+            Long("tls") => written.names.tls = Some(parser.value()?.string()?),
+            Long("tls-cert") => written.names.tls_cert = Some(parser.value()?.into()),
+            Long("tls-key") => written.names.tls_key = Some(parser.value()?.into()),
+            Long("ca-dir") => written.names.ca_dir = Some(parser.value()?.into()),
+            Long("dns") => written.names.dns = Some(parser.value()?.string()?),
             Long("rate") => written.rate = Some(parser.value()?.parse().context("--rate")?),
             Long("log-level") => written.log_level = Some(parser.value()?.parse().context("--log-level")?),
             Long("tenant") => written.tenant = Some(parser.value()?.string()?),
@@ -159,14 +225,14 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
     if written.words.is_empty() {
         return written.serve(state).map(Command::Serve);
     }
-    Ok(Command::Manage(state, written.work()?))
+    written.work(state)
 }
 
 impl Written {
     fn serve(self, state: PathBuf) -> Result<Serve> {
         if self.tenant.is_some() || self.name.is_some() || self.json || self.limit.is_some() || self.quota.is_limited()
         {
-            bail!("--tenant, --name, --json, --limit and quotas are of use with keys, tenants and audit only");
+            bail!("--tenant, --name, --json, --limit and quotas are of use with env, keys, tenants and audit only");
         }
         let mut limits = LimitsConfig::default();
         if let Some(rate) = self.rate {
@@ -178,21 +244,27 @@ impl Written {
             node_socket: self
                 .node_socket
                 .unwrap_or_else(|| "/var/lib/basalt/gateway.sock".into()),
-            domain: self.domain.as_deref().map(domain).transpose()?,
+            names: self.names.read(&state)?,
             log_level: self.log_level.unwrap_or(LevelFilter::Info),
             limits,
             state,
         })
     }
 
-    fn work(self) -> Result<Work> {
-        let of_server =
-            self.listen.is_some() || self.node_socket.is_some() || self.domain.is_some() || self.rate.is_some();
-        if of_server || self.log_level.is_some() {
-            bail!("--listen, --node-socket, --domain, --rate and --log-level are of use for serving only");
+    fn work(self, state: PathBuf) -> Result<Command> {
+        let of_server = self.listen.is_some() || self.node_socket.is_some() || self.rate.is_some();
+        if of_server || self.log_level.is_some() || self.names != WrittenNames::default() {
+            bail!(
+                "--listen, --node-socket, --domain, --tls, --tls-cert, --tls-key, --ca-dir, --dns, --rate and --log-level are of use for serving only"
+            );
         }
         let words: Vec<&str> = self.words.iter().map(String::as_str).collect();
         let work = match words[..] {
+            ["env"] => {
+                let (tenant, name, json) = (self.tenant, self.name, self.json);
+                return Ok(Command::Environment(state, Environment { tenant, name, json }));
+            }
+            ["ca"] => return Ok(Command::Authority { state, json: self.json }),
             ["keys", "create"] => Work::CreateKey {
                 tenant: self.tenant.unwrap_or_else(|| DEFAULT_TENANT.to_owned()),
                 name: self.name.unwrap_or_else(|| "unnamed".to_owned()),
@@ -214,39 +286,102 @@ impl Written {
                 json: self.json,
             },
             _ => bail!(
-                "`{}` is no command: write keys create, keys list, keys revoke ID, tenants list, tenants set NAME or audit",
+                "`{}` is no command: write env, ca, keys create, keys list, keys revoke ID, tenants list, tenants set NAME or audit",
                 words.join(" ")
             ),
         };
-        Ok(work)
+        Ok(Command::Manage(state, work))
     }
 }
 
+impl WrittenNames {
+    fn read(self, state: &Path) -> Result<Option<Names>> {
+        let Some(text) = self.domain.as_deref() else {
+            if self != Self::default() {
+                bail!(
+                    "--tls, --tls-cert, --tls-key, --ca-dir and --dns are about names: say by --domain which those are"
+                );
+            }
+            return Ok(None);
+        };
+        let (name, port) = domain(text)?;
+        let files = match (self.tls_cert, self.tls_key) {
+            (Some(certificate), Some(key)) => Some((absolute(&certificate)?, absolute(&key)?)),
+            (None, None) => None,
+            _ => bail!("--tls-cert and --tls-key belong together: give both, or none"),
+        };
+        let usual = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        let listen = match self.tls.as_deref() {
+            Some("off") => None,
+            Some(text) => Some(
+                text.parse()
+                    .with_context(|| format!("--tls `{text}` is neither off nor an address: write IP:PORT"))?,
+            ),
+            None => Some(usual),
+        };
+        let tls = match (listen, files) {
+            (None, None) => None,
+            (None, Some(_)) => bail!("--tls-cert and --tls-key are of no use with --tls off"),
+            (Some(listen), Some((certificate, key))) => Some(TlsOptions {
+                listen,
+                certificate: Certificate::Files { certificate, key },
+            }),
+            (Some(listen), None) => {
+                if !name.contains('.') {
+                    bail!(
+                        "--domain `{name}` has one part, and clients take no certificate for all names right below it: write one such as sb.{name}"
+                    );
+                }
+                let public = self.ca_dir.as_deref().map_or_else(|| Ok(state.to_owned()), absolute)?;
+                Some(TlsOptions {
+                    listen,
+                    certificate: Certificate::Own { public },
+                })
+            }
+        };
+        let dns = self.dns.as_deref().map(|text| loopback("--dns", text)).transpose()?;
+        if let Some(address) = dns.filter(|address| !address.ip().is_loopback()) {
+            bail!(
+                "--dns {address} can be reached by others: answer at a loopback address, and have a name server for others"
+            );
+        }
+        let domain = text.to_owned();
+        Ok(Some(Names { domain, tls, dns }))
+    }
+}
+
+fn absolute(path: &Path) -> Result<PathBuf> {
+    std::path::absolute(path).with_context(|| format!("{} cannot be made absolute", path.display()))
+}
+
+fn loopback(flag: &str, text: &str) -> Result<SocketAddr> {
+    text.parse()
+        .with_context(|| format!("{flag} `{text}` is no address: write 127.0.0.1:PORT or [::1]:PORT"))
+}
+
 fn listen(text: &str) -> Result<SocketAddr> {
-    let address: SocketAddr = text
-        .parse()
-        .with_context(|| format!("--listen `{text}` is no address: write 127.0.0.1:PORT or [::1]:PORT"))?;
+    let address = loopback("--listen", text)?;
     if !address.ip().is_loopback() {
         bail!(
-            "--listen {address} can be reached by others, and keys would travel there unencrypted: listen at 127.0.0.1 or [::1], with a proxy before it that speaks TLS"
+            "--listen {address} can be reached by others, and keys would travel there unencrypted: listen there by TLS with --domain and --tls {address}"
         );
     }
     Ok(address)
 }
 
-/// A domain's name, with a port where that is not the usual one.
-fn domain(text: &str) -> Result<String> {
+/// A domain's name, and the port that it is asked for at.
+fn domain(text: &str) -> Result<(&str, u16)> {
     let (name, port) = text.split_once(':').unwrap_or((text, "443"));
     let is_label = |label: &str| {
         let good = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
         (1..=63).contains(&label.len()) && label.bytes().all(good)
     };
-    if name.len() > 200 || !name.split('.').all(is_label) || port.parse::<u16>().is_err() {
-        bail!(
+    match port.parse() {
+        Ok(port) if port != 0 && name.len() <= 190 && name.split('.').all(is_label) => Ok((name, port)),
+        _ => bail!(
             "--domain `{text}` is no domain: write one in lower case such as sandboxes.example, or with a port behind a colon"
-        );
+        ),
     }
-    Ok(text.to_owned())
 }
 
 #[cfg(test)]
@@ -264,13 +399,59 @@ mod tests {
         }
     }
 
+    fn own(domain: &str, listen: &str, public: &str) -> Names {
+        Names {
+            domain: domain.into(),
+            tls: Some(TlsOptions {
+                listen: listen.parse().unwrap(),
+                certificate: Certificate::Own { public: public.into() },
+            }),
+            dns: None,
+        }
+    }
+
+    fn names(words: &[&str]) -> Names {
+        match parsed(&[&["--state", "/s"], words].concat()) {
+            Ok(Command::Serve(options)) => options.names.unwrap(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn names_are_served_by_tls_unless_something_else_does() {
+        assert_eq!(
+            names(&["--domain", "sb.example"]),
+            own("sb.example", "127.0.0.1:443", "/s")
+        );
+        let words = [
+            "--domain",
+            "sb.example",
+            "--tls",
+            "0.0.0.0:8443",
+            "--ca-dir",
+            "/c",
+            "--dns",
+            "127.0.0.55:53",
+        ];
+        let served = names(&words);
+        assert_eq!(served.dns, Some("127.0.0.55:53".parse().unwrap()));
+        assert_eq!(served.tls, own("sb.example", "0.0.0.0:8443", "/c").tls);
+        let files = names(&["--domain", "example", "--tls-cert", "/c.pem", "--tls-key", "/k.pem"]);
+        let certificate = Certificate::Files {
+            certificate: "/c.pem".into(),
+            key: "/k.pem".into(),
+        };
+        assert_eq!(files.tls.unwrap().certificate, certificate);
+        assert_eq!(names(&["--domain", "sb.example", "--tls", "off"]).tls, None);
+    }
+
     #[test]
     fn each_way_to_call_it() {
         let Ok(Command::Serve(options)) = parsed(&[]) else {
             panic!()
         };
         assert_eq!(options.listen.to_string(), "127.0.0.1:3000");
-        assert_eq!((options.domain, options.log_level), (None, LevelFilter::Info));
+        assert_eq!((options.names, options.log_level), (None, LevelFilter::Info));
         let words = [
             "--listen",
             "[::1]:1",
@@ -286,8 +467,8 @@ mod tests {
             panic!()
         };
         assert_eq!(
-            (options.domain.as_deref(), options.state),
-            (Some("sb.example:8443"), "/s".into())
+            (options.names, options.state),
+            (Some(own("sb.example:8443", "127.0.0.1:8443", "/s")), "/s".into())
         );
         assert_eq!((options.limits.rate.get(), options.limits.burst.get()), (7, 14));
         assert_eq!(
@@ -298,6 +479,11 @@ mod tests {
                 json: true
             }
         );
+        let Ok(Command::Environment(_, environment)) = parsed(&["env", "--json", "--tenant", "a"]) else {
+            panic!()
+        };
+        assert_eq!((environment.tenant.as_deref(), environment.json), (Some("a"), true));
+        assert!(matches!(parsed(&["ca"]), Ok(Command::Authority { json: false, .. })));
         assert_eq!(
             work(&["keys", "list"]),
             Work::ListKeys {
@@ -343,6 +529,15 @@ mod tests {
             &["--domain", "Sb.example"],
             &["--domain", "a..b"],
             &["--domain", "a:b"],
+            &["--domain", "a.b:0"],
+            &["--domain", "example"],
+            &["--tls", "127.0.0.1:1"],
+            &["--dns", "127.0.0.1:53"],
+            &["--domain", "a.b", "--tls", "443"],
+            &["--domain", "a.b", "--tls", "off", "--tls-cert", "/c", "--tls-key", "/k"],
+            &["--domain", "a.b", "--tls-cert", "/c"],
+            &["--domain", "a.b", "--dns", "192.0.2.1:53"],
+            &["env", "--domain", "a.b"],
             &["--rate", "0"],
             &["--log-level", "loud"],
             &["tenants", "set", "a", "--memory", "much"],

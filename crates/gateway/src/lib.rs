@@ -3,14 +3,16 @@
 //! but what the node has opened for it.
 //!
 //! ```text
-//!  server ─▶ router ─┬─▶ api ─▶ guard (auth, limits, audit) ─▶ handlers ─▶ launch, origin, plan, egress, builds ─▶ node
-//!                    └─▶ ports ─┬─▶ envd (port 49983)
-//!                               └─▶ proxy ─▶ guest ─▶ a server in the sandbox
+//!  tls ─▶ server ─▶ router ─┬─▶ api ─▶ guard (auth, limits, audit) ─▶ handlers ─▶ launch, origin, plan, egress, builds ─▶ node
+//!                           └─▶ ports ─┬─▶ envd (port 49983)
+//!                                      └─▶ proxy ─▶ guest ─▶ a server in the sandbox
+//!  dns (names of the domain, for clients)
 //! ```
 
 mod api;
 mod auth;
 mod builds;
+mod dns;
 mod egress;
 mod envd_port;
 mod error;
@@ -34,9 +36,11 @@ mod server;
 mod show;
 mod store;
 mod time_text;
+mod tls;
 mod tokens;
 
 pub use builds::BuildsConfig;
+pub use dns::{Dns, NoName, Zone};
 pub use envd_port::{Answering, Envd, EnvdSandbox};
 pub use error::Error;
 pub use facade::Facade;
@@ -44,5 +48,6 @@ pub use gateway::{Gateway, Parts};
 pub use guest::Guest;
 pub use limits::LimitsConfig;
 pub use node::{Answer, Node, Owner, SocketNode};
-pub use server::{Service, serve};
+pub use server::{Listeners, Service, serve};
+pub use tls::{BUNDLE, CERTIFICATE, CertificateSource, Tls, TlsError, certificate_of, replace_file};
 pub use tokens::Tokens;

@@ -1,5 +1,5 @@
-//! The listener: connections accepted, bounded in number, and served by HTTP/1.1 until the gateway is to end; then those that are being
-//! served have some time. Knows no endpoint.
+//! The listeners: connections accepted, bounded in number over both, and served by HTTP/1.1 until the gateway is to end; then those that are
+//! being served have some time. Knows no endpoint, and no certificate.
 
 use std::convert::Infallible;
 use std::io;
@@ -14,8 +14,9 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::Instant;
 use tower::ServiceExt;
 
@@ -24,6 +25,7 @@ use crate::gateway::Gateway;
 use crate::leftovers;
 use crate::ports;
 use crate::router::{Target, target};
+use crate::tls::Tls;
 
 /// How long the head of a request may take to come.
 const HEAD: Duration = Duration::from_secs(30);
@@ -65,39 +67,36 @@ impl Service {
     }
 }
 
+/// Where requests come from.
+pub struct Listeners {
+    /// By HTTP as it is.
+    pub plain: TcpListener,
+    /// By TLS.
+    pub tls: Option<(TcpListener, Arc<Tls>)>,
+}
+
 /// Serves until `stop` says so, and then until nobody is being served, or the time for that is over.
 ///
 /// # Errors
 /// Nobody can be accepted.
-pub async fn serve(gateway: Arc<Gateway>, listener: TcpListener, mut stop: watch::Receiver<bool>) -> io::Result<()> {
+pub async fn serve(gateway: Arc<Gateway>, listeners: Listeners, stop: watch::Receiver<bool>) -> io::Result<()> {
     let connections = Arc::clone(&gateway.limits.connections);
     let most = u32::try_from(connections.available_permits()).unwrap_or(u32::MAX);
-    let service = Service::new(Arc::clone(&gateway));
     let leftovers = tokio::spawn(leftovers::remove_always(Arc::clone(&gateway)));
     let left = gateway.recover_builds().await.map_err(io::Error::other)?;
     let keeps_house = tokio::spawn(Arc::clone(&gateway).keep_house(left));
-    loop {
-        // Whoever comes when all places are taken waits in the listener's queue.
-        let place = tokio::select! {
-            place = Arc::clone(&connections).acquire_owned() => place,
-            () = told(&mut stop) => break,
-        };
-        let Ok(place) = place else { break };
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
-            () = told(&mut stop) => break,
-        };
-        match accepted {
-            Ok((stream, _)) => {
-                tokio::spawn(serve_one(service.clone(), stream, stop.clone(), place));
-            }
-            Err(error) => {
-                log::warn!("nobody can be accepted now: {error}");
-                tokio::time::sleep(PAUSE).await;
-            }
+    let entrance = Entrance {
+        service: Service::new(Arc::clone(&gateway)),
+        connections: Arc::clone(&connections),
+        stop,
+    };
+    let plain = entrance.clone().accept(listeners.plain, None);
+    match listeners.tls {
+        Some((listener, tls)) => {
+            tokio::join!(plain, entrance.accept(listener, Some(tls)));
         }
+        None => plain.await,
     }
-    drop(listener);
     leftovers.abort();
     keeps_house.abort();
     gateway.end_builds();
@@ -122,14 +121,68 @@ pub async fn serve(gateway: Arc<Gateway>, listener: TcpListener, mut stop: watch
     Ok(())
 }
 
+/// What all connections have in common.
+#[derive(Clone)]
+struct Entrance {
+    service: Service,
+    connections: Arc<Semaphore>,
+    stop: watch::Receiver<bool>,
+}
+
+impl Entrance {
+    /// Lets clients in until the gateway is to end. Handshakes are each connection's own affair: nobody waits here for another one's.
+    async fn accept(mut self, listener: TcpListener, tls: Option<Arc<Tls>>) {
+        loop {
+            // Whoever comes when all places are taken waits in the listener's queue.
+            let place = tokio::select! {
+                place = Arc::clone(&self.connections).acquire_owned() => place,
+                () = told(&mut self.stop) => return,
+            };
+            let Ok(place) = place else { return };
+            let accepted = tokio::select! {
+                accepted = listener.accept() => accepted,
+                () = told(&mut self.stop) => return,
+            };
+            match accepted {
+                Ok((stream, _)) => {
+                    tokio::spawn(self.clone().admit(stream, tls.clone(), place));
+                }
+                Err(error) => {
+                    log::warn!("nobody can be accepted now: {error}");
+                    tokio::time::sleep(PAUSE).await;
+                }
+            }
+        }
+    }
+
+    async fn admit(mut self, stream: TcpStream, tls: Option<Arc<Tls>>, place: OwnedSemaphorePermit) {
+        // Answers are written at once; a failure here makes them slower at most.
+        drop(stream.set_nodelay(true));
+        let Some(tls) = tls else {
+            return serve_one(self.service, stream, self.stop, place).await;
+        };
+        let shaken = tokio::select! {
+            shaken = tls.accept(stream) => shaken,
+            () = told(&mut self.stop) => return,
+        };
+        match shaken {
+            Ok(stream) => serve_one(self.service, stream, self.stop, place).await,
+            Err(error) => log::debug!("a client's handshake failed: {error}"),
+        }
+    }
+}
+
 /// Waits until the gateway is to end, or nobody is left who could say so.
 async fn told(stop: &mut watch::Receiver<bool>) {
     drop(stop.wait_for(|stop| *stop).await);
 }
 
-async fn serve_one(service: Service, stream: TcpStream, mut stop: watch::Receiver<bool>, place: OwnedSemaphorePermit) {
-    // Answers are written at once; a failure here makes them slower at most.
-    drop(stream.set_nodelay(true));
+async fn serve_one(
+    service: Service,
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    mut stop: watch::Receiver<bool>,
+    place: OwnedSemaphorePermit,
+) {
     let answer = service_fn(move |request: Request<Incoming>| {
         let service = service.clone();
         async move { Ok::<_, Infallible>(service.answer(request.map(Body::new)).await) }

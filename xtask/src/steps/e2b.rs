@@ -1,5 +1,7 @@
-//! The step `e2b`: the SDKs of E2B, unmodified, against the gateway and the daemon of the lab. Serves the gateway there, leads a port of this
-//! machine to it, builds the template `base`, and runs what is in tests/e2b. Knows no endpoint.
+//! The step `e2b`: the SDKs of E2B, unmodified, against the gateway and the daemon of the lab. Serves the gateway there, leads ports of this
+//! machine to it, builds the template `base`, and runs what is in tests/e2b: by addresses, and by names alone ([`names`]). Knows no endpoint.
+
+mod names;
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::symlink;
@@ -23,8 +25,9 @@ pub(crate) const CLIENTS: Recipe = Recipe {
     dir: "tests/e2b/clients",
 };
 
-/// The gateway's port of the lab, and its directory there.
+/// The gateway's ports of the lab, without TLS and with it, and its directory there.
 const PORT: u16 = 3000;
+const TLS_PORT: u16 = 3443;
 const STATE: &str = "/var/lib/basalt-gateway";
 /// Its node's socket for it.
 const NODE: &str = "/var/lib/basalt/gateway.sock";
@@ -87,13 +90,28 @@ impl Drop for Server {
     }
 }
 
-/// The gateway in the lab, and the way to it.
+/// The gateway in the lab, and the ways to it.
 struct Gateway {
     _serves: Server,
     _leads: Server,
+    _leads_to_tls: Server,
     url: String,
+    /// Names below it lead to this machine, at the port behind the colon, and from there to the gateway.
+    domain: String,
     key: String,
     log: PathBuf,
+}
+
+/// A way from a port of this machine, 0 for any, to one of the lab; and the port.
+fn tunnel(context: &Context, here: u16, there: u16) -> Result<(Server, u16)> {
+    let mut lead = lab_command(context, &["tunnel", &format!("{here}:{there}"), "--json"]);
+    let mut leads = Server::start(lead.stdout(Stdio::piped()).stderr(Stdio::null()))?;
+    let mut line = String::new();
+    let said = leads.0.stdout.take().context("the tunnel says nothing")?;
+    BufReader::new(said).read_line(&mut line)?;
+    let port: Value = serde_json::from_str(&line).with_context(|| format!("no port in `{line}`"))?;
+    let port = port["port"].as_u64().and_then(|port| u16::try_from(port).ok());
+    Ok((leads, port.context("the tunnel has no port")?))
 }
 
 impl Gateway {
@@ -118,6 +136,9 @@ impl Gateway {
         let made: Value = serde_json::from_str(&made).with_context(|| format!("no key in `{made}`"))?;
         let key = made["key"].as_str().context("no key was printed")?.to_owned();
         let listen = format!("127.0.0.1:{PORT}");
+        // The domain has the port of this machine, which is therefore known first.
+        let (leads_to_tls, port) = tunnel(context, 0, TLS_PORT)?;
+        let (domain, tls) = (format!("{}:{port}", names::DOMAIN), format!("127.0.0.1:{TLS_PORT}"));
         let words = [
             "exec",
             "--no-stdin",
@@ -125,6 +146,10 @@ impl Gateway {
             "basalt-gateway",
             "--listen",
             &listen,
+            "--domain",
+            &domain,
+            "--tls",
+            &tls,
             "--node-socket",
             NODE,
             "--state",
@@ -136,21 +161,15 @@ impl Gateway {
         let file = std::fs::File::create(&log)?;
         let mut serve = lab_command(context, &words);
         let mut serves = Server::start(serve.stdout(file.try_clone()?).stderr(file))?;
-        let mut lead = lab_command(context, &["tunnel", &format!("0:{PORT}"), "--json"]);
-        let mut leads = Server::start(lead.stdout(Stdio::piped()).stderr(Stdio::null()))?;
-        let mut line = String::new();
-        let said = leads.0.stdout.take().context("the tunnel says nothing")?;
-        BufReader::new(said).read_line(&mut line)?;
-        let port: Value = serde_json::from_str(&line).with_context(|| format!("no port in `{line}`"))?;
-        let url = format!(
-            "http://127.0.0.1:{}",
-            port["port"].as_u64().context("the tunnel has no port")?
-        );
+        let (leads, port) = tunnel(context, 0, PORT)?;
+        let url = format!("http://127.0.0.1:{port}");
         wait_for(&url, &mut serves).with_context(|| format!("{} says why", log.display()))?;
         Ok(Self {
             _serves: serves,
             _leads: leads,
+            _leads_to_tls: leads_to_tls,
             url,
+            domain,
             key,
             log,
         })
@@ -158,17 +177,15 @@ impl Gateway {
 
     fn tests(&self, context: &Context, task: &mut Task) -> Result<Counts> {
         let clients = CLIENTS.path(context)?;
-        let (python, javascript) = (
+        let directory = modules(context, &clients)?;
+        let all = [
             self.python(context, task, &clients),
-            self.javascript(context, task, &clients),
-        );
+            self.javascript(context, task, (&clients, &directory)),
+            names::tests(self, context, task, (&clients, &directory)),
+        ];
         task.say(&format!("{} has what the gateway said", self.log.display()))?;
-        let (python, javascript) = (python?, javascript?);
-        Ok(Counts {
-            passed: python.passed + javascript.passed,
-            failed: python.failed + javascript.failed,
-            skipped: python.skipped + javascript.skipped,
-        })
+        all.into_iter()
+            .try_fold(Counts::default(), |sum, counts| Ok(add(sum, counts?)))
     }
 
     /// As a user's program has it.
@@ -182,58 +199,83 @@ impl Gateway {
     }
 
     fn python(&self, context: &Context, task: &mut Task, clients: &Path) -> Result<Counts> {
-        let mut command = self.of(Command::new(clients.join("python/bin/python")));
-        command
-            .args(["-m", "pytest", "-p", "no:cacheprovider", "-q"])
-            .args(TESTS)
-            .current_dir(context.root.join("tests/e2b"))
-            .env("PYTHONDONTWRITEBYTECODE", "1");
-        let finished = task.finish_within(&mut command, TESTS_LIMIT)?;
-        let last = finished.out.last().map(String::as_str).unwrap_or_default();
-        let counts = Counts {
-            passed: count_before(last, " passed"),
-            failed: count_before(last, " failed") + count_before(last, " error"),
-            skipped: count_before(last, " skipped"),
-        };
-        ensure!(
-            finished.status.success() && counts.passed > 0,
-            "the Python SDK's tests: {last}"
-        );
-        Ok(counts)
+        pytest(
+            context,
+            task,
+            self.of(Command::new(clients.join("python/bin/python"))),
+            &TESTS,
+        )
     }
 
-    /// Modules are looked for beside the file.
-    fn javascript(&self, context: &Context, task: &mut Task, clients: &Path) -> Result<Counts> {
-        let directory = context.target().join("e2b");
-        std::fs::create_dir_all(&directory)?;
-        let modules = directory.join("node_modules");
-        match std::fs::remove_file(&modules) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),
-            _ => symlink(clients.join("node_modules"), &modules)?,
-        }
-        let name = "flows.test.mjs";
-        std::fs::copy(context.root.join("tests/e2b").join(name), directory.join(name))?;
-        let mut command = self.of(Command::new(clients.join("node")));
-        command
-            .args(["--test", "--test-reporter=tap", "--test-timeout=240000", name])
-            .current_dir(directory);
-        let finished = task.finish_within(&mut command, TESTS_LIMIT)?;
-        let number = |what: &str| {
-            let line = finished.out.iter().rev().find_map(|line| line.strip_prefix(what));
-            line.and_then(|count| count.trim().parse::<u64>().ok()).unwrap_or(0)
-        };
-        let counts = Counts {
-            passed: number("# pass "),
-            failed: number("# fail "),
-            skipped: number("# skipped "),
-        };
-        ensure!(
-            finished.status.success() && counts.passed > 0,
-            "the JavaScript SDK's tests: {} failed",
-            counts.failed
-        );
-        Ok(counts)
+    fn javascript(&self, context: &Context, task: &mut Task, (clients, directory): (&Path, &Path)) -> Result<Counts> {
+        let command = self.of(Command::new(clients.join("node")));
+        node(context, task, (command, directory), "flows.test.mjs")
     }
+}
+
+fn add(one: Counts, other: Counts) -> Counts {
+    Counts {
+        passed: one.passed + other.passed,
+        failed: one.failed + other.failed,
+        skipped: one.skipped + other.skipped,
+    }
+}
+
+/// Runs files of tests by the Python that `command` begins with.
+fn pytest(context: &Context, task: &mut Task, mut command: Command, tests: &[&str]) -> Result<Counts> {
+    command
+        .args(["-m", "pytest", "-p", "no:cacheprovider", "-q"])
+        .args(tests)
+        .current_dir(context.root.join("tests/e2b"))
+        .env("PYTHONDONTWRITEBYTECODE", "1");
+    let finished = task.finish_within(&mut command, TESTS_LIMIT)?;
+    let last = finished.out.last().map(String::as_str).unwrap_or_default();
+    let counts = Counts {
+        passed: count_before(last, " passed"),
+        failed: count_before(last, " failed") + count_before(last, " error"),
+        skipped: count_before(last, " skipped"),
+    };
+    ensure!(
+        finished.status.success() && counts.passed > 0,
+        "the Python SDK's tests: {last}"
+    );
+    Ok(counts)
+}
+
+/// Where files of tests are put for Node, which looks for modules beside a file.
+fn modules(context: &Context, clients: &Path) -> Result<PathBuf> {
+    let directory = context.target().join("e2b");
+    std::fs::create_dir_all(&directory)?;
+    let modules = directory.join("node_modules");
+    match std::fs::remove_file(&modules) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),
+        _ => symlink(clients.join("node_modules"), &modules)?,
+    }
+    Ok(directory)
+}
+
+/// Runs a file of tests by the Node that `command` begins with.
+fn node(context: &Context, task: &mut Task, (mut command, directory): (Command, &Path), name: &str) -> Result<Counts> {
+    std::fs::copy(context.root.join("tests/e2b").join(name), directory.join(name))?;
+    command
+        .args(["--test", "--test-reporter=tap", "--test-timeout=240000", name])
+        .current_dir(directory);
+    let finished = task.finish_within(&mut command, TESTS_LIMIT)?;
+    let number = |what: &str| {
+        let line = finished.out.iter().rev().find_map(|line| line.strip_prefix(what));
+        line.and_then(|count| count.trim().parse::<u64>().ok()).unwrap_or(0)
+    };
+    let counts = Counts {
+        passed: number("# pass "),
+        failed: number("# fail "),
+        skipped: number("# skipped "),
+    };
+    ensure!(
+        finished.status.success() && counts.passed > 0,
+        "the JavaScript SDK's tests: {} failed",
+        counts.failed
+    );
+    Ok(counts)
 }
 
 /// The number right before a word of pytest's last line.

@@ -31,6 +31,7 @@ const NEXT: &str = concat!(env!("CARGO_PKG_VERSION"), "+next");
 const FILES: &[(Origin, &str, &str, u32)] = &[
     (Origin::Programs, "basalt", "usr/bin/basalt", 0o755),
     (Origin::Programs, "basaltd", "usr/sbin/basaltd", 0o755),
+    (Origin::Programs, "basalt-gateway", "usr/sbin/basalt-gateway", 0o755),
     (Origin::Assets, "basalt-vmm", "usr/lib/basalt/basalt-vmm", 0o755),
     (
         Origin::Assets,
@@ -68,6 +69,18 @@ const FILES: &[(Origin, &str, &str, u32)] = &[
         Origin::Tree,
         "packaging/systemd/basalt-sandboxes.service",
         "lib/systemd/system/basalt-sandboxes.service",
+        0o644,
+    ),
+    (
+        Origin::Tree,
+        "packaging/systemd/basalt-gateway.service",
+        "lib/systemd/system/basalt-gateway.service",
+        0o644,
+    ),
+    (
+        Origin::Tree,
+        "packaging/debian/basalt-gateway.8",
+        "usr/share/man/man8/basalt-gateway.8",
         0o644,
     ),
     (
@@ -197,7 +210,10 @@ fn licensing(context: &Context, documents: &Path) -> Result<()> {
     let kernel = kernel.context("the kernel's facts name no source package")?;
     let copyright = fs::read_to_string(context.root.join("packaging/debian/copyright"))?.replace("@KERNEL@", kernel);
     put(&documents.join("copyright"), copyright.as_bytes(), 0o644)?;
-    let others = licences::text(context, &["basalt", "basaltd", "basalt-vmm", "basalt-agent"])?;
+    let others = licences::text(
+        context,
+        &["basalt", "basaltd", "basalt-gateway-bin", "basalt-vmm", "basalt-agent"],
+    )?;
     put(&documents.join("third-party"), others.as_bytes(), 0o644)
 }
 
@@ -234,6 +250,23 @@ mod tests {
         has("After=", "modprobe@vfio_pci.service");
         has("DeviceAllow=", "/dev/vfio/vfio rw");
         has("DeviceAllow=", "char-vfio* rw");
+    }
+
+    /// The daemon lets the gateway ask at the socket that the gateway asks at, and the package makes the group.
+    #[test]
+    fn units_agree_on_the_gateways_socket() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging");
+        let read = |name: &str| fs::read_to_string(root.join(name)).unwrap();
+        let (daemon, gateway) = (read("systemd/basaltd.service"), read("systemd/basalt-gateway.service"));
+        let socket = "/run/basalt-gateway/basaltd.sock";
+        assert!(daemon.contains(&format!("--gateway-socket {socket} --gateway-group basalt-gateway\n")));
+        assert!(daemon.contains("\nRuntimeDirectory=basalt-gateway\n"));
+        assert!(gateway.contains(&format!("--node-socket {socket} ")) && gateway.contains("\nUser=basalt-gateway\n"));
+        assert!(read("debian/postinst").contains("groupadd --system basalt-gateway\n"));
+        let purge = read("debian/postrm");
+        for directory in ["/var/lib/basalt-gateway", "/var/cache/basalt-gateway"] {
+            assert!(gateway.contains(directory) && purge.contains(directory), "{directory}");
+        }
     }
 
     /// The units and the maintainer scripts name the same things.

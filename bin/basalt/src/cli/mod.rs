@@ -187,6 +187,9 @@ pub(crate) enum Verb {
     /// Bring the lab up and down: the emulated host for machines without usable KVM.
     #[command(after_help = LAB_EXAMPLES, disable_help_flag = true)]
     Lab(LabArgs),
+    /// Print what moves a program with the E2B SDKs to this host's gateway, for a shell's eval: `basalt-gateway env`.
+    #[command(disable_help_flag = true)]
+    Env(LabArgs),
     /// Print a completion script for a shell.
     #[command(after_help = COMPLETION_EXAMPLES)]
     Completion {
@@ -272,6 +275,7 @@ impl Verb {
             | Self::System(_)
             | Self::Doctor
             | Self::Lab(_)
+            | Self::Env(_)
             | Self::Completion { .. }
             | Self::Man { .. }
             | Self::Version => false,
@@ -474,10 +478,10 @@ impl RunArgs {
     }
 }
 
-/// `basalt lab`.
+/// `basalt lab`, and `basalt env`.
 #[derive(Args, Debug)]
 pub(crate) struct LabArgs {
-    /// What basalt-lab is given.
+    /// What that program is given.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENT")]
     pub(crate) arguments: Vec<std::ffi::OsString>,
 }

@@ -5,6 +5,7 @@ mod fake;
 
 mod access;
 mod lifecycle;
+mod names;
 mod network;
 mod ports;
 mod sandboxes;

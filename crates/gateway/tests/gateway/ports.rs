@@ -289,10 +289,11 @@ async fn listen(
     watch::Sender<bool>,
     tokio::task::JoinHandle<std::io::Result<()>>,
 ) {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
+    let plain = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = plain.local_addr().unwrap();
     let (stop, stopped) = watch::channel(false);
-    let serving = tokio::spawn(gateway::serve(Arc::clone(&bed.gateway), listener, stopped));
+    let listeners = gateway::Listeners { plain, tls: None };
+    let serving = tokio::spawn(gateway::serve(Arc::clone(&bed.gateway), listeners, stopped));
     (address, stop, serving)
 }
 

@@ -106,11 +106,23 @@ impl Bed {
     }
 
     pub(crate) fn with(limits: LimitsConfig) -> Self {
+        Self::made(limits, Arc::new(Echo))
+    }
+
+    /// With what answers at port 49983.
+    pub(crate) fn with_envd(envd: Arc<dyn Envd>) -> Self {
+        Self::made(LimitsConfig::default(), envd)
+    }
+
+    fn made(limits: LimitsConfig, envd: Arc<dyn Envd>) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let state = directory.path().join("state");
         let store = Arc::new(Sqlite::open(&state).unwrap());
         let node = Arc::new(FakeNode::default());
-        let gateway = Gateway::new(parts(&node, &store, &state, limits));
+        let gateway = Gateway::new(Parts {
+            envd,
+            ..parts(&node, &store, &state, limits)
+        });
         Self {
             service: Service::new(Arc::clone(&gateway)),
             gateway,

@@ -26,6 +26,18 @@ const PACKAGES: &str = "basalt-packages";
 
 const UNITS: [&str; 3] = ["basaltd.socket", "basaltd.service", "basalt-sandboxes.service"];
 
+/// The one that is started by whoever wants it.
+const GATEWAY: &str = "basalt-gateway.service";
+
+/// Gives the gateway names until the next boot, and starts it.
+const GATEWAY_STARTS: &str = "directory=/run/systemd/system/basalt-gateway.service.d; mkdir -p $directory && \
+    printf '[Service]\\nEnvironment=\"OPTIONS=--domain sb.localhost --dns 127.0.0.55:53\"\\n' >$directory/names.conf && \
+    systemctl daemon-reload && systemctl start basalt-gateway.service";
+
+/// The first line of what the gateway answers to who has the key `$1`.
+const ASKS: &str = r#"exec 3<>/dev/tcp/127.0.0.1/3000 &&
+    printf 'GET /v2/sandboxes HTTP/1.1\r\nHost: a\r\nX-API-Key: %s\r\nConnection: close\r\n\r\n' "$1" >&3 && head -n 1 <&3"#;
+
 /// Where sandboxes' cgroups are.
 const CGROUP: &str = "/system.slice/basalt-sandboxes.service/basalt-node/";
 
@@ -73,6 +85,7 @@ fn life(machine: &Machine, image: &str, with_module: bool) -> Result<()> {
         ensure!(is_active(&up, unit)?, "{unit} is not active:\n{}", status(&up, unit)?);
     }
     members_may_ask(&up)?;
+    a_gateway_serves(&up)?;
     run(&up, image, "polite", &[], &["sh", "-c", POLITE])?;
     run(&up, image, "passing", &["--rm"], &["sleep", "10000"])?;
     let polite = vmm(&up, "polite")?;
@@ -157,6 +170,48 @@ fn members_may_ask(up: &Running<'_>) -> Result<()> {
     Ok(())
 }
 
+/// The gateway serves when somebody wants it, by TLS at port 443 too, as a user who has nothing but its own and reaches the daemon at its
+/// socket for that.
+fn a_gateway_serves(up: &Running<'_>) -> Result<()> {
+    ensure!(!is_active(up, GATEWAY)?, "the gateway was started by itself");
+    up.ok(&["sh", "-c", GATEWAY_STARTS])?;
+    // By root, who is the gateway's user for that.
+    let told = up.ok(&["basalt-gateway", "env", "--json"]);
+    let told: Value = serde_json::from_str(&told.with_context(|| status(up, GATEWAY).unwrap_or_default())?)?;
+    ensure!(told["E2B_DOMAIN"] == "sb.localhost", "programs are told {told}");
+    let key = told["E2B_API_KEY"].as_str().context("programs are told no key")?;
+    let answered = up.ok(&["bash", "-c", ASKS, "bash", key])?;
+    ensure!(
+        answered.contains(" 200 "),
+        "the gateway answers {answered}:\n{}",
+        status(up, GATEWAY)?
+    );
+    let owners = up.ok(&[
+        "sh",
+        "-c",
+        "cd /var/lib/basalt-gateway && stat -c '%a %U %n' . control.db authority.json",
+    ])?;
+    let expected = "700 basalt-gateway .\n600 basalt-gateway control.db\n600 basalt-gateway authority.json";
+    ensure!(owners == expected, "the gateway's state is {owners}");
+    let socket = up.ok(&["stat", "-c", "%a %U %G", "/run/basalt-gateway/basaltd.sock"])?;
+    ensure!(
+        socket == "660 root basalt-gateway",
+        "the socket for gateways is {socket}"
+    );
+    let bundle = told["SSL_CERT_FILE"]
+        .as_str()
+        .context("programs are told of no certificates")?;
+    up.ok(&[
+        "setpriv",
+        "--reuid=65534",
+        "--regid=65534",
+        "--clear-groups",
+        "cat",
+        bundle,
+    ])?;
+    Ok(())
+}
+
 fn run(up: &Running<'_>, image: &str, name: &str, flags: &[&str], command: &[&str]) -> Result<()> {
     let mut words = vec!["basalt", "run", "-d", "--memory", "128m", "--name", name];
     words.extend(flags);
@@ -197,6 +252,12 @@ fn upgrade(up: &Running<'_>, polite: i64) -> Result<()> {
     );
     let program = up.ok(&["readlink", &format!("/proc/{}/exe", after.0)])?;
     ensure!(program == "/usr/sbin/basaltd", "the daemon's program is {program}");
+    let gateway = up.ok(&["systemctl", "show", "--property=MainPID", "--value", GATEWAY])?;
+    let program = up.ok(&["readlink", &format!("/proc/{gateway}/exe")])?;
+    ensure!(
+        program == "/usr/sbin/basalt-gateway",
+        "the gateway's program is {program}"
+    );
     alive(up, polite)
 }
 
@@ -221,15 +282,19 @@ fn goodbye(machine: &Machine) -> Result<()> {
 }
 
 fn removal(up: &Running<'_>) -> Result<()> {
+    // With a gateway that serves.
+    up.ok(&["systemctl", "start", GATEWAY])?;
     up.ok(&["basalt", "start", "polite"])?;
     loses_its_holder(up)?;
     let told = dpkg(up, "--remove")?;
-    for unit in UNITS {
+    for unit in UNITS.into_iter().chain([GATEWAY]) {
         ensure!(!is_active(up, unit)?, "{unit} outlives its package");
     }
     nothing_in_the_kernel(up).context(told)?;
     up.ok(&["test", "-e", "/var/lib/basalt/node.db"])
         .context("the state is kept")?;
+    up.ok(&["test", "-e", "/var/lib/basalt-gateway/control.db"])
+        .context("the gateway's state is kept")?;
     install(up, "new.deb")?;
     let known = sandboxes(up)?;
     ensure!(
@@ -246,7 +311,7 @@ fn removal(up: &Running<'_>) -> Result<()> {
     nothing_in_the_kernel(up).context(told)?;
     let left = found(
         up,
-        "/var/lib /run /etc /lib/systemd /usr/lib /usr/share /var/lib/systemd",
+        "/var/lib /var/cache /run /etc /lib/systemd /usr/lib /usr/share /var/lib/systemd",
     )?;
     ensure!(left.is_empty(), "the purge has left:\n{left}");
     Ok(())
