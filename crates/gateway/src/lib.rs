@@ -3,7 +3,8 @@
 //! but what the node has opened for it.
 //!
 //! ```text
-//!  server ─▶ router ─┬─▶ api ─▶ guard (auth, limits, audit) ─▶ handlers ─▶ launch, origin, plan ─▶ node
+//!  server ─▶ router ─┬─▶ ui (the page)
+//!                    ├─▶ api ─▶ guard (auth, limits, audit) ─▶ handlers ─▶ launch, origin, plan ─▶ node
 //!                    └─▶ ports ─┬─▶ envd (port 49983)
 //!                               └─▶ proxy ─▶ guest ─▶ a server in the sandbox
 //! ```
@@ -15,23 +16,25 @@ mod error;
 mod facade;
 mod gateway;
 mod guest;
+mod history;
 mod idempotency;
 mod labels;
 mod launch;
 mod limits;
 mod locks;
-mod metering;
 mod node;
 mod origin;
 mod plan;
 mod ports;
 mod proxy;
 mod router;
+mod sampler;
 mod server;
 mod show;
 mod store;
 mod time_text;
 mod tokens;
+mod ui;
 
 pub use envd_port::{Answering, Envd, EnvdSandbox};
 pub use error::Error;
@@ -40,5 +43,6 @@ pub use gateway::{Gateway, Parts};
 pub use guest::Guest;
 pub use limits::LimitsConfig;
 pub use node::{Answer, Node, Owner, SocketNode};
+pub use sampler::sample;
 pub use server::{Service, serve};
 pub use tokens::Tokens;

@@ -23,6 +23,7 @@ use crate::api;
 use crate::gateway::Gateway;
 use crate::ports;
 use crate::router::{Target, target};
+use crate::sampler;
 
 /// How long the head of a request may take to come.
 const HEAD: Duration = Duration::from_secs(30);
@@ -72,6 +73,7 @@ pub async fn serve(gateway: Arc<Gateway>, listener: TcpListener, mut stop: watch
     let connections = Arc::clone(&gateway.limits.connections);
     let most = u32::try_from(connections.available_permits()).unwrap_or(u32::MAX);
     let service = Service::new(Arc::clone(&gateway));
+    let sampler = tokio::spawn(sampler::run(Arc::clone(&gateway), stop.clone()));
     loop {
         // Whoever comes when all places are taken waits in the listener's queue.
         let place = tokio::select! {
@@ -94,6 +96,7 @@ pub async fn serve(gateway: Arc<Gateway>, listener: TcpListener, mut stop: watch
         }
     }
     drop(listener);
+    sampler.abort();
     let end = Instant::now() + DRAIN;
     let all = tokio::time::timeout_at(end, connections.acquire_many(most)).await;
     // Those too whose client has left.

@@ -12,6 +12,7 @@ mod page;
 mod sandboxes;
 mod snapshots;
 mod templates;
+mod trace;
 mod unserved;
 
 use std::sync::Arc;
@@ -30,6 +31,7 @@ pub(crate) use extract::sandbox_id;
 use crate::Error;
 use crate::gateway::Gateway;
 use crate::limits::MAX_BODY;
+use crate::ui;
 
 /// What a request was about, for the audit log, where its path does not say so.
 #[derive(Clone, Debug)]
@@ -43,7 +45,7 @@ pub(crate) struct Object(pub(crate) String);
         sandboxes::create, sandboxes::create_v2, sandboxes::list, sandboxes::list_v2, sandboxes::get, sandboxes::kill,
         lifecycle::timeout, lifecycle::refresh, lifecycle::pause, lifecycle::resume, lifecycle::connect, lifecycle::connect_v2,
         lifecycle::fork, snapshots::create, snapshots::list, templates::list, templates::list_v2, templates::get, templates::alias,
-        templates::remove, metrics::one, metrics::several, logs::logs, logs::logs_v2, health
+        templates::remove, metrics::one, metrics::several, logs::logs, logs::logs_v2, trace::trace, health
     ),
     modifiers(&Keyed)
 )]
@@ -90,6 +92,7 @@ pub(crate) fn router(gateway: &Arc<Gateway>) -> Router {
         .route("/sandboxes/{id}/metrics", get(metrics::one))
         .route("/sandboxes/{id}/logs", get(logs::logs))
         .route("/v2/sandboxes/{id}/logs", get(logs::logs_v2))
+        .route("/sandboxes/{id}/trace", get(trace::trace))
         .route("/snapshots", get(snapshots::list))
         .route("/templates", get(templates::list))
         .route("/v2/templates", get(templates::list_v2))
@@ -100,6 +103,7 @@ pub(crate) fn router(gateway: &Arc<Gateway>) -> Router {
     keyed
         .route("/health", get(health))
         .route("/openapi.json", get(move || async move { Json(document) }))
+        .merge(ui::routes())
         .fallback(|| async { Error::NoEndpoint })
         .method_not_allowed_fallback(|| async { Error::NoMethod })
         .layer(DefaultBodyLimit::max(MAX_BODY))

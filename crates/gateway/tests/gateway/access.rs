@@ -90,7 +90,7 @@ async fn the_document_has_every_endpoint_that_is_served() {
         .is(200);
     let paths = document["paths"].as_object().unwrap();
     let served: usize = paths.values().map(|methods| methods.as_object().unwrap().len()).sum();
-    assert_eq!(served, 25, "{:?}", paths.keys().collect::<Vec<_>>());
+    assert_eq!(served, 26, "{:?}", paths.keys().collect::<Vec<_>>());
     let create = &paths["/v2/sandboxes"]["post"];
     let schema = &create["requestBody"]["content"]["application/json"]["schema"]["$ref"];
     assert_eq!(schema, "#/components/schemas/NewSandbox");

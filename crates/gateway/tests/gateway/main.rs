@@ -5,6 +5,8 @@ mod fake;
 
 mod access;
 mod lifecycle;
+mod metrics;
+mod page;
 mod ports;
 mod sandboxes;
 mod snapshots;

@@ -157,6 +157,8 @@ fn is_for_gateways(request: &Request) -> bool {
             | Request::Suspend { .. }
             | Request::Resume { .. }
             | Request::Stats { .. }
+            | Request::ListUsage
+            | Request::Trace { .. }
             | Request::MakeSnapshot(_)
             | Request::ListSnapshots
             | Request::InspectSnapshot { .. }
@@ -260,7 +262,11 @@ mod tests {
             Request::Exec {
                 sandbox: sandbox.clone(),
             },
-            Request::Suspend { sandbox },
+            Request::Suspend {
+                sandbox: sandbox.clone(),
+            },
+            Request::Trace { sandbox },
+            Request::ListUsage,
             Request::Clone(CloneConfig::default()),
         ];
         for request in &mut served {

@@ -15,6 +15,7 @@ mod device_start;
 mod devices;
 mod failed_undo;
 mod faults;
+mod gateway_socket;
 mod guest;
 mod held_memory;
 mod host_cases;
