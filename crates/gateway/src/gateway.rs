@@ -6,10 +6,10 @@ use control::ControlStore;
 
 use crate::builds::{Builds, BuildsConfig};
 use crate::envd_port::Envd;
+use crate::history::History;
 use crate::idempotency::Idempotency;
 use crate::limits::{Limits, LimitsConfig};
 use crate::locks::Locks;
-use crate::metering::Meter;
 use crate::node::{Node, Nodes};
 use crate::store::Store;
 use crate::tokens::Tokens;
@@ -44,7 +44,8 @@ pub struct Gateway {
     /// Whoever lets a sandbox go on holds its lock.
     pub(crate) resuming: Locks,
     pub(crate) idempotency: Idempotency,
-    pub(crate) meter: Meter,
+    /// What sandboxes have used.
+    pub(crate) history: History,
 }
 
 impl Gateway {
@@ -61,7 +62,7 @@ impl Gateway {
             limits: Limits::new(parts.limits),
             resuming: Locks::new(1),
             idempotency: Idempotency::default(),
-            meter: Meter::default(),
+            history: History::default(),
         })
     }
 }

@@ -144,6 +144,7 @@ impl Gateway {
         };
         self.nodes.done(owner, request).await?;
         self.envd.forget(id);
+        self.history.forget(id);
         let id = id.to_owned();
         self.store.with(move |store| store.release(&id)).await
     }

@@ -3,7 +3,8 @@
 //! but what the node has opened for it.
 //!
 //! ```text
-//!  tls ─▶ server ─▶ router ─┬─▶ api ─▶ guard (auth, limits, audit) ─▶ handlers ─▶ launch, origin, plan, egress, builds ─▶ node
+//!  tls ─▶ server ─▶ router ─┬─▶ ui (the page)
+//!                           ├─▶ api ─▶ guard (auth, limits, audit) ─▶ handlers ─▶ launch, origin, plan, egress, builds ─▶ node
 //!                           └─▶ ports ─┬─▶ envd (port 49983)
 //!                                      └─▶ proxy ─▶ guest ─▶ a server in the sandbox
 //!  dns (names of the domain, for clients)
@@ -19,25 +20,27 @@ mod error;
 mod facade;
 mod gateway;
 mod guest;
+mod history;
 mod idempotency;
 mod labels;
 mod launch;
 mod leftovers;
 mod limits;
 mod locks;
-mod metering;
 mod node;
 mod origin;
 mod plan;
 mod ports;
 mod proxy;
 mod router;
+mod sampler;
 mod server;
 mod show;
 mod store;
 mod time_text;
 mod tls;
 mod tokens;
+mod ui;
 
 pub use builds::BuildsConfig;
 pub use dns::{Dns, NoName, Zone};
@@ -48,6 +51,7 @@ pub use gateway::{Gateway, Parts};
 pub use guest::Guest;
 pub use limits::LimitsConfig;
 pub use node::{Answer, Node, Owner, SocketNode};
+pub use sampler::sample;
 pub use server::{Listeners, Service, serve};
 pub use tls::{BUNDLE, CERTIFICATE, CertificateSource, Tls, TlsError, certificate_of, replace_file};
 pub use tokens::Tokens;

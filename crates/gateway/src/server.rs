@@ -25,6 +25,7 @@ use crate::gateway::Gateway;
 use crate::leftovers;
 use crate::ports;
 use crate::router::{Target, target};
+use crate::sampler;
 use crate::tls::Tls;
 
 /// How long the head of a request may take to come.
@@ -83,6 +84,7 @@ pub async fn serve(gateway: Arc<Gateway>, listeners: Listeners, stop: watch::Rec
     let connections = Arc::clone(&gateway.limits.connections);
     let most = u32::try_from(connections.available_permits()).unwrap_or(u32::MAX);
     let leftovers = tokio::spawn(leftovers::remove_always(Arc::clone(&gateway)));
+    let sampler = tokio::spawn(sampler::run(Arc::clone(&gateway), stop.clone()));
     let left = gateway.recover_builds().await.map_err(io::Error::other)?;
     let keeps_house = tokio::spawn(Arc::clone(&gateway).keep_house(left));
     let entrance = Entrance {
@@ -97,8 +99,9 @@ pub async fn serve(gateway: Arc<Gateway>, listeners: Listeners, stop: watch::Rec
         }
         None => plain.await,
     }
-    leftovers.abort();
-    keeps_house.abort();
+    for task in [leftovers, sampler, keeps_house] {
+        task.abort();
+    }
     gateway.end_builds();
     let end = Instant::now() + DRAIN;
     let all = tokio::time::timeout_at(end, connections.acquire_many(most)).await;

@@ -47,8 +47,8 @@ pub use list::ListConfig;
 pub use memory_mode::MemoryMode;
 pub use memory_size::{DmaState, MemoryError, MemoryState};
 pub use message::{
-    ApiError, ErrorKind, EventKind, LoadStep, NodeEvent, NodeInfo, Packet, Reply, Request, Sample, Tracing, Traffic,
-    Usage,
+    ApiError, BriefUsage, ErrorKind, EventKind, LoadStep, NodeEvent, NodeInfo, Packet, Reply, Request, Sample, Tracing,
+    Traffic, Usage, Used,
 };
 pub use paging::Paging;
 pub use process::ProcessConfig;

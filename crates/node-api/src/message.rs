@@ -107,6 +107,14 @@ pub enum Request {
         /// Which; all that run when not given.
         sandbox: Option<String>,
     },
+    /// What all of them use now, as far as the host counts it by itself: neither a VMM nor a guest is asked. [`Item::BriefUsage`] several
+    /// times; then [`Reply::Done`].
+    ListUsage,
+    /// What its last start, or the last time that it went on, was made of. [`Reply::Trace`].
+    Trace {
+        /// Which.
+        sandbox: String,
+    },
     /// What happens from now on. [`Reply::Done`] at once, then an item each.
     Events,
     /// Remove all that have ended. [`Reply::Pruned`].
@@ -352,6 +360,29 @@ pub struct Sample {
     pub usage: Usage,
 }
 
+/// What a sandbox uses, in short.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BriefUsage {
+    /// Its id.
+    pub id: String,
+    /// `None` of one that has no VM, or whose use could not be read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub used: Option<Used>,
+}
+
+/// What a machine uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Used {
+    /// When it was last started: nanoseconds since 1970. CPU time is counted from then on.
+    pub started_ns: u64,
+    /// As in [`Usage`].
+    pub cpu_usec: u64,
+    /// As in [`Usage`].
+    pub memory: u64,
+    /// As in [`Usage`].
+    pub disk: u64,
+}
+
 /// What happened to a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -457,6 +488,8 @@ pub enum Reply {
     LoadedTemplate(Box<LoadedTemplate>),
     /// To `verify`.
     Verified(Box<Verified>),
+    /// To `trace`: the operation is the last span. Empty where the daemon has not started it itself.
+    Trace(Vec<Span>),
 }
 
 /// One of several things, before the reply.
@@ -467,6 +500,8 @@ pub enum Item {
     Sandbox(Box<Sandbox>),
     /// Of `stats`.
     Sample(Sample),
+    /// Of `list-usage`.
+    BriefUsage(Vec<BriefUsage>),
     /// Of `events`.
     Event(NodeEvent),
     /// Of any request whose asker wants them.

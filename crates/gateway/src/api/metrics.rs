@@ -1,13 +1,13 @@
-//! Endpoints of the tag `metrics`: what sandboxes use now, as the host counts it. No guest is asked, as that would wake it. There is no
-//! history yet: a sandbox has one sample, or none if it does not run.
+//! Endpoints of the tag `metrics`: what sandboxes use and have used, as the host counts it. No guest is asked, as that would wake it. What
+//! is not in the history yet is asked of the node.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State as Shared;
 use node_api::list::ListConfig;
-use node_api::{Sample, Sandbox};
+use node_api::{Sandbox, Used};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
@@ -16,6 +16,7 @@ use super::failures::Failures;
 use crate::Error;
 use crate::auth::Principal;
 use crate::gateway::Gateway;
+use crate::history::Point;
 use crate::launch::{is_for_build, is_paused};
 use crate::time_text;
 
@@ -33,7 +34,7 @@ pub(crate) struct Metric {
     timestamp_unix: u64,
     /// Virtual CPUs.
     cpu_count: u32,
-    /// Per cent of all of them, since somebody last asked.
+    /// Per cent of all of them, since the point before.
     cpu_used_pct: f64,
     /// Bytes of the host's memory that its machine has.
     mem_used: u64,
@@ -74,24 +75,24 @@ pub(crate) struct SpanQuery {
     end: Option<u64>,
 }
 
-fn metric(gateway: &Gateway, sandbox: &Sandbox, sample: &Sample, now: u64) -> Metric {
+fn metric(sandbox: &Sandbox, point: Point) -> Metric {
     let resources = &sandbox.config.resources;
-    let started = sandbox.started_ns.unwrap_or(sandbox.created_ns);
-    let seen = (now, sample.usage.cpu_usec);
+    let all = 1000 * resources.cpus.max(1);
+    let at = u64::from(point.at);
     Metric {
-        timestamp: time_text::text(now),
-        timestamp_unix: now / 1_000_000_000,
+        timestamp: time_text::text(at * 1_000_000_000),
+        timestamp_unix: at,
         cpu_count: resources.cpus,
-        cpu_used_pct: gateway.meter.percent(&sandbox.id, resources.cpus, started, seen),
-        mem_used: sample.usage.memory,
+        cpu_used_pct: (100.0 * f64::from(point.cpu) / f64::from(all)).min(100.0),
+        mem_used: point.memory(),
         mem_total: resources.memory.bytes(),
         mem_cache: 0,
-        disk_used: sample.usage.disk,
+        disk_used: point.disk(),
         disk_total: resources.disk.map_or(0, |disk| disk.bytes()),
     }
 }
 
-/// What a sandbox uses.
+/// What a sandbox uses and has used, the oldest first: every five seconds of the last hour, and every minute of the last day.
 #[utoipa::path(get, path = "/sandboxes/{sandboxID}/metrics", tag = "metrics", params(("sandboxID" = String, Path), SpanQuery),
     responses((status = 200, body = [Metric]), Failures))]
 pub(crate) async fn one(
@@ -100,19 +101,27 @@ pub(crate) async fn one(
     Id(id): Id,
     Query(span): Query<SpanQuery>,
 ) -> Result<Json<Vec<Metric>>, Error> {
-    if span.start.zip(span.end).is_some_and(|(start, end)| start > end) {
+    let (start, end) = (span.start.unwrap_or(0), span.end.unwrap_or(u64::MAX));
+    if start > end {
         return Err(Error::invalid("`start` is after `end`"));
     }
     let sandbox = gateway.sandbox(&principal, &id).await?;
+    let mut points = gateway.history.between(&id, start, end);
     let now = time_text::now_ns();
-    let seconds = now / 1_000_000_000;
-    let is_outside = span.start.is_some_and(|start| seconds < start) || span.end.is_some_and(|end| seconds > end);
-    if is_paused(sandbox.state) || is_outside {
-        return Ok(Json(Vec::new()));
+    let is_asked = (start..=end).contains(&(now / 1_000_000_000));
+    if is_asked && !is_paused(sandbox.state) && gateway.history.newest(&id, now).is_none() {
+        let samples = gateway.nodes.stats(&principal.owner(), id).await?;
+        points.extend(samples.iter().map(|sample| {
+            let used = Used {
+                started_ns: sandbox.started_ns.unwrap_or(sandbox.created_ns),
+                cpu_usec: sample.usage.cpu_usec,
+                memory: sample.usage.memory,
+                disk: sample.usage.disk,
+            };
+            Point::since_start(now, &used)
+        }));
     }
-    let samples = gateway.nodes.stats(&principal.owner(), Some(id)).await?;
-    let shown = samples.iter().map(|sample| metric(&gateway, &sandbox, sample, now));
-    Ok(Json(shown.collect()))
+    Ok(Json(points.into_iter().map(|point| metric(&sandbox, point)).collect()))
 }
 
 /// What several sandboxes use.
@@ -131,16 +140,24 @@ pub(crate) async fn several(
     }
     let owner = principal.owner();
     let mut its = gateway.nodes.list(&owner, ListConfig::default()).await?;
-    its.retain(|sandbox| ids.contains(&sandbox.id.as_str()) && !is_for_build(sandbox));
+    its.retain(|sandbox| ids.contains(&sandbox.id.as_str()) && !is_for_build(sandbox) && !is_paused(sandbox.state));
     let now = time_text::now_ns();
-    let samples = match its.is_empty() {
-        true => Vec::new(),
-        false => gateway.nodes.stats(&owner, None).await?,
-    };
-    let sample = |sandbox: &Sandbox| samples.iter().find(|sample| sample.id == sandbox.id);
+    let mut newest: HashMap<&str, Point> = HashMap::new();
+    let kept = its
+        .iter()
+        .map(|one| (one.id.as_str(), gateway.history.newest(&one.id, now)));
+    newest.extend(kept.filter_map(|(id, point)| Some((id, point?))));
+    if newest.len() < its.len() {
+        for asked in gateway.nodes.usage(&owner).await? {
+            let its = its.iter().find(|one| one.id == asked.id);
+            if let Some((one, used)) = its.zip(asked.used) {
+                newest.entry(&one.id).or_insert_with(|| Point::since_start(now, &used));
+            }
+        }
+    }
     let shown = its
         .iter()
-        .filter_map(|sandbox| Some((sandbox.id.clone(), metric(&gateway, sandbox, sample(sandbox)?, now))));
+        .filter_map(|one| Some((one.id.clone(), metric(one, *newest.get(one.id.as_str())?))));
     Ok(Json(Metrics {
         sandboxes: shown.collect(),
     }))

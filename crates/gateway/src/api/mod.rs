@@ -15,6 +15,7 @@ mod sandboxes;
 mod snapshots;
 mod tags;
 mod templates;
+mod trace;
 mod unserved;
 mod uploads;
 
@@ -34,6 +35,7 @@ pub(crate) use extract::sandbox_id;
 use crate::Error;
 use crate::gateway::Gateway;
 use crate::limits::MAX_BODY;
+use crate::ui;
 
 /// What a request was about, for the audit log, where its path does not say so.
 #[derive(Clone, Debug)]
@@ -49,7 +51,7 @@ pub(crate) struct Object(pub(crate) String);
         lifecycle::fork, network::update, snapshots::create, snapshots::list, templates::list, templates::list_v2, templates::get,
         templates::alias, templates::remove, templates::update, templates::update_v2, builds::request, builds::start, builds::status,
         builds::logs, uploads::link, uploads::put, tags::assign, tags::remove, tags::list, tags::count, tags::exists, tags::groups,
-        tags::assignments, metrics::one, metrics::several, logs::logs, logs::logs_v2, health
+        tags::assignments, metrics::one, metrics::several, logs::logs, logs::logs_v2, trace::trace, health
     ),
     modifiers(&Keyed)
 )]
@@ -97,6 +99,7 @@ pub(crate) fn router(gateway: &Arc<Gateway>) -> Router {
         .route("/sandboxes/{id}/metrics", get(metrics::one))
         .route("/sandboxes/{id}/logs", get(logs::logs))
         .route("/v2/sandboxes/{id}/logs", get(logs::logs_v2))
+        .route("/sandboxes/{id}/trace", get(trace::trace))
         .route("/snapshots", get(snapshots::list))
         .route("/templates", get(templates::list))
         .route("/v2/templates", get(templates::list_v2))
@@ -123,6 +126,7 @@ pub(crate) fn router(gateway: &Arc<Gateway>) -> Router {
         .route("/health", get(health))
         .route("/uploads/{tenant}/{hash}", put(uploads::put))
         .route("/openapi.json", get(move || async move { Json(document) }))
+        .merge(ui::routes())
         .fallback(|| async { Error::NoEndpoint })
         .method_not_allowed_fallback(|| async { Error::NoMethod })
         .layer(DefaultBodyLimit::max(MAX_BODY))

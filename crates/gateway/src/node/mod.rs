@@ -9,9 +9,10 @@ use std::time::Duration;
 
 use node_api::message::Item;
 use node_api::{
-    ClientError, CloneConfig, ListConfig, Reply, Request, Sample, Sandbox, SandboxConfig, Snapshot, SnapshotConfig,
-    Template,
+    BriefUsage, ClientError, CloneConfig, ListConfig, Reply, Request, Sample, Sandbox, SandboxConfig, Snapshot,
+    SnapshotConfig, Template,
 };
+use observe::Span;
 use tokio::sync::Semaphore;
 
 pub use socket::SocketNode;
@@ -172,14 +173,33 @@ impl Nodes {
         Ok(answer.items.into_iter().filter_map(sandbox).collect())
     }
 
-    /// What sandboxes use.
-    pub(crate) async fn stats(&self, owner: &Owner, sandbox: Option<String>) -> Result<Vec<Sample>, Error> {
-        let answer = self.ask(owner, Request::Stats { sandbox }).await?;
+    /// What a sandbox uses.
+    pub(crate) async fn stats(&self, owner: &Owner, sandbox: String) -> Result<Vec<Sample>, Error> {
+        let request = Request::Stats { sandbox: Some(sandbox) };
+        let answer = self.ask(owner, request).await?;
         let sample = |item| match item {
             Item::Sample(sample) => Some(sample),
             _ => None,
         };
         Ok(answer.items.into_iter().filter_map(sample).collect())
+    }
+
+    /// What all sandboxes use, in short.
+    pub(crate) async fn usage(&self, owner: &Owner) -> Result<Vec<BriefUsage>, Error> {
+        let answer = self.ask(owner, Request::ListUsage).await?;
+        let some = |item| match item {
+            Item::BriefUsage(some) => some,
+            _ => Vec::new(),
+        };
+        Ok(answer.items.into_iter().flat_map(some).collect())
+    }
+
+    /// What a sandbox's last start was made of.
+    pub(crate) async fn trace(&self, owner: &Owner, id: &str) -> Result<Vec<Span>, Error> {
+        match self.reply(owner, Request::Trace { sandbox: id.to_owned() }).await? {
+            Reply::Trace(spans) => Ok(spans),
+            _ => Err(Error::Unexpected("trace")),
+        }
     }
 
     /// A new snapshot.

@@ -5,8 +5,10 @@ mod fake;
 
 mod access;
 mod lifecycle;
+mod metrics;
 mod names;
 mod network;
+mod page;
 mod ports;
 mod sandboxes;
 mod snapshots;

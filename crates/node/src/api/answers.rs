@@ -5,13 +5,20 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use base::ByteSize;
-use node_api::{Device, DeviceRequest, GuestDevice, MoveConfig, Reply, RollbackConfig, SnapshotConfig};
+use node_api::{
+    BriefUsage, Device, DeviceRequest, GuestDevice, MoveConfig, Reply, Request, RollbackConfig, SnapshotConfig,
+};
+use observe::Span;
 
 use crate::Error;
+use crate::api::scope::Caller;
 use crate::node::Node;
 use crate::operations::detach_for::OnDevices;
 use crate::operations::stages::Started;
 use crate::sandbox::entry::Entry;
+
+/// How many sandboxes' use one packet has.
+const USAGES: usize = 256;
 
 /// It is done, or was refused.
 pub(super) fn done(result: Result<(), Error>) -> Result<Reply, Error> {
@@ -124,6 +131,39 @@ pub(super) fn exec(node: &Node, entry: &Entry) -> Result<(Reply, Vec<OwnedFd>), 
         version: Some(version),
     };
     Ok((agent, vec![stream]))
+}
+
+/// What all sandboxes use that are there for who asks, in pieces.
+pub(super) fn usage(node: &Node, caller: &Caller) -> Vec<Vec<BriefUsage>> {
+    let entries: Vec<Arc<Entry>> = node.entries().values().cloned().collect();
+    let owned = |entry: &&Arc<Entry>| caller.owns(entry.lock().stored.sandbox.config.owner.as_deref());
+    let all: Vec<_> = (entries.iter().filter(owned))
+        .map(|entry| node.brief_usage(entry))
+        .collect();
+    all.chunks(USAGES).map(<[_]>::to_vec).collect()
+}
+
+/// The sandbox that goes on by a request which does not answer with it.
+pub(super) fn goes_on(request: &Request, node: &Node, caller: &Caller) -> Option<Arc<Entry>> {
+    match request {
+        // One that is not there is refused by whoever carries it out.
+        Request::Resume { sandbox } => caller.find(node, sandbox).ok(),
+        _ => None,
+    }
+}
+
+/// Keeps what a start was made of with what was started.
+pub(super) fn keep_trace(node: &Node, resumed: Option<&Arc<Entry>>, reply: &Reply, spans: &[Span]) {
+    match (reply, resumed) {
+        // One that has ended already needs none.
+        (Reply::Started { sandbox, .. }, _) => {
+            if let Ok(entry) = node.find(&sandbox.id) {
+                entry.keep_trace(spans);
+            }
+        }
+        (_, Some(entry)) => entry.keep_trace(spans),
+        _ => (),
+    }
 }
 
 /// A sandbox with the files of its log and its console.

@@ -157,6 +157,8 @@ fn is_for_gateways(request: &Request) -> bool {
             | Request::Suspend { .. }
             | Request::Resume { .. }
             | Request::Stats { .. }
+            | Request::ListUsage
+            | Request::Trace { .. }
             | Request::MakeSnapshot(_)
             | Request::ListSnapshots
             | Request::InspectSnapshot { .. }
@@ -265,9 +267,11 @@ mod tests {
                 sandbox: sandbox.clone(),
             },
             Request::UpdateNetwork {
-                sandbox,
+                sandbox: sandbox.clone(),
                 egress: base::Egress::nothing(),
             },
+            Request::Trace { sandbox },
+            Request::ListUsage,
             Request::Clone(CloneConfig::default()),
         ];
         for request in &mut served {

@@ -16,7 +16,9 @@ use observe::span::{self, Operation};
 use wire::packet::{PacketError, PacketSocket};
 
 use crate::Error;
-use crate::api::answers::{devices, done, exec, logs, moved, quarantine, resized, rolled_back, snapshot, started};
+use crate::api::answers::{
+    self, devices, done, exec, logs, moved, quarantine, resized, rolled_back, snapshot, started,
+};
 use crate::api::bounds::{self, Seat, Seats};
 use crate::api::listeners::Listener;
 use crate::api::scope::{Caller, Scope};
@@ -298,6 +300,7 @@ impl Connection<'_> {
             detailed: tracing.is_some_and(|tracing| tracing.wanted) || exporter.is_some(),
             began_ns: None,
         };
+        let resumed = answers::goes_on(&request, &node, caller);
         let (answer, spans) = span::record(operation, || {
             let answer = self.answer(caller, request);
             if let Err(refusal) = &answer {
@@ -306,6 +309,9 @@ impl Connection<'_> {
             answer
         });
         trace::operation_ended(name, &spans, &node.metrics, exporter);
+        if let Ok((reply, _)) = &answer {
+            answers::keep_trace(&node, resumed.as_ref(), reply, &spans);
+        }
         if tracing.is_some_and(|tracing| tracing.wanted) {
             // An asker that is gone is found out by the reply.
             drop(self.send(&Packet::Item(Item::Spans(spans)), &[]));
@@ -411,6 +417,8 @@ impl Connection<'_> {
             Request::Suspend { sandbox } => done(node.suspend(&find(&sandbox)?))?,
             Request::Resume { sandbox } => done(node.resume(&find(&sandbox)?))?,
             Request::Stats { sandbox } => self.stats(&node, caller, sandbox.as_deref())?,
+            Request::ListUsage => self.items(answers::usage(&node, caller), Item::BriefUsage)?,
+            Request::Trace { sandbox } => Reply::Trace(find(&sandbox)?.trace()),
             Request::Events => Reply::Done,
             Request::Prune => Reply::Pruned(node.prune()?),
             Request::Quarantine { delete } => Reply::Pruned(quarantine(&node, delete)?),
@@ -435,10 +443,7 @@ impl Connection<'_> {
             Request::KeepTemplate => self.save_build(&node)?,
             Request::InspectTemplate { template } => Reply::Template(Box::new(node.find_template(&template)?)),
             Request::ListTemplates => self.items(node.list_templates(), |one| Item::Template(Box::new(one)))?,
-            Request::RemoveTemplate { template } => {
-                node.templates.remove_named(&template)?;
-                Reply::Done
-            }
+            Request::RemoveTemplate { template } => done(node.templates.remove_named(&template))?,
             Request::PruneTemplates { all } => Reply::Pruned(node.templates.prune(all, node.template_context())?),
             Request::Clone(config) => {
                 caller.find_snapshot(&node, &config.snapshot)?;
@@ -458,8 +463,7 @@ impl Connection<'_> {
             Request::UpdateMemory { sandbox, memory } => resized(&node, &find(&sandbox)?, memory)?,
             Request::RemoveSnapshot { name } => {
                 caller.find_snapshot(&node, &name)?;
-                node.remove_snapshot(&name)?;
-                Reply::Done
+                done(node.remove_snapshot(&name))?
             }
             Request::ListAccelerators => {
                 let item = |info| Item::Accelerator(Box::new(info));

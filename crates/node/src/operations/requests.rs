@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use agent_api::ExecRequest;
 use base::{CpuSet, points};
-use node_api::{Device, EventKind, MemoryState, Sample, Sandbox, State, Traffic, Usage};
+use node_api::{BriefUsage, Device, EventKind, MemoryState, Sample, Sandbox, State, Traffic, Usage, Used};
 use vmm_api::{MetricSample, VmmClient};
 
 use crate::Error;
@@ -198,6 +198,40 @@ impl Node {
             id: sandbox.id,
             name: sandbox.name,
             usage,
+        })
+    }
+
+    /// What a sandbox uses now, as its cgroup and its directory tell it. Somebody asks this of all sandboxes every few seconds.
+    pub(crate) fn brief_usage(&self, entry: &Entry) -> BriefUsage {
+        BriefUsage {
+            id: entry.id.clone(),
+            used: self.used(entry),
+        }
+    }
+
+    fn used(&self, entry: &Entry) -> Option<Used> {
+        let (started_ns, zeroed) = {
+            let inner = entry.lock();
+            let sandbox = &inner.stored.sandbox;
+            if !sandbox.state.has_vm() {
+                return None;
+            }
+            let started_ns = sandbox.started_ns.unwrap_or(sandbox.created_ns);
+            (started_ns, inner.stored.came_zeroed.bytes)
+        };
+        // One that ends just now has no cgroup any more.
+        let told = self
+            .cgroup(entry)
+            .and_then(|cgroup| Ok(cgroup.map(|cgroup| cgroup.usage()).transpose()?));
+        let told = told.inspect_err(|error| log::debug!("what sandbox {} uses is not known: {error}", entry.id));
+        let told = told.ok()?.unwrap_or_default();
+        Some(Used {
+            started_ns,
+            cpu_usec: told.cpu_usec,
+            memory: told
+                .memory
+                .map_or(0, |memory| memory_state::with_zeroed(memory, zeroed).current),
+            disk: memory_files::own_bytes(&self.sandbox_paths(entry).directory),
         })
     }
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use base::PciAddress;
 use node_api::sandbox::Process;
 use node_api::{Ended, State};
-use observe::Repeated;
+use observe::{Repeated, Span};
 
 use crate::resources::budget::Promise;
 use crate::store::database::Stored;
@@ -17,6 +17,9 @@ use crate::vmm::vm::Vm;
 
 /// How often a line about a sandbox is said again.
 const SAID_AGAIN: Duration = Duration::from_secs(60);
+
+/// So many spans of a start are kept, about 10 KB; one that nobody looks at has 30.
+const MAX_TRACE: usize = 64;
 
 /// One sandbox.
 #[derive(Debug)]
@@ -28,6 +31,8 @@ pub(crate) struct Entry {
     ending: Mutex<()>,
     inner: Mutex<Inner>,
     changed: Condvar,
+    /// What its last start was made of, in this daemon's life.
+    trace: Mutex<Vec<Span>>,
 }
 
 /// Lines of the log that say the same of one sandbox as often as something is tried again with it.
@@ -130,7 +135,19 @@ impl Entry {
                 unsaved: false,
             }),
             changed: Condvar::new(),
+            trace: Mutex::default(),
         })
+    }
+
+    /// What its last start was made of.
+    pub(crate) fn trace(&self) -> Vec<Span> {
+        self.trace.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// It was started, which was made of this.
+    pub(crate) fn keep_trace(&self, spans: &[Span]) {
+        let kept = spans.get(spans.len().saturating_sub(MAX_TRACE)..).unwrap_or_default();
+        *self.trace.lock().unwrap_or_else(PoisonError::into_inner) = kept.to_vec();
     }
 
     /// Waits for its turn to change the sandbox's state.

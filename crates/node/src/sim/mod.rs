@@ -16,6 +16,7 @@ mod devices;
 mod egress;
 mod failed_undo;
 mod faults;
+mod gateway_socket;
 mod guest;
 mod held_memory;
 mod host_cases;

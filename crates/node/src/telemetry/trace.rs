@@ -112,6 +112,8 @@ pub(crate) fn name(request: &Request) -> Option<&'static str> {
         | Request::Logs { .. }
         | Request::Wait { .. }
         | Request::Stats { .. }
+        | Request::ListUsage
+        | Request::Trace { .. }
         | Request::Events
         | Request::Quarantine { delete: false }
         | Request::Quit { .. } => return None,

@@ -12,9 +12,11 @@ use agent_api::ExecRequest;
 use base::ByteSize;
 use node_api::message::Item;
 use node_api::{
-    ApiError, CloneConfig, Ended, ErrorKind, ListConfig, NetworkMode, OnTimeout, Programs, Recipe, Reply, Request,
-    Resources, Sample, Sandbox, SandboxConfig, Snapshot, SnapshotConfig, State, Template, TimeLimit, Usage,
+    ApiError, BriefUsage, CloneConfig, Ended, ErrorKind, ListConfig, NetworkMode, OnTimeout, Programs, Recipe, Reply,
+    Request, Resources, Sample, Sandbox, SandboxConfig, Snapshot, SnapshotConfig, State, Template, TimeLimit, Usage,
+    Used,
 };
+use observe::span::{Operation, past, record};
 use serde_json::json;
 
 /// The id of the template that there is, whose name is `base`.
@@ -42,6 +44,8 @@ struct Kept {
     held: BTreeMap<&'static str, mpsc::Receiver<()>>,
     /// What a request of this name is refused with.
     refused: BTreeMap<&'static str, ErrorKind>,
+    /// What all commands have written, as a log has it.
+    log: Option<Vec<u8>>,
 }
 
 pub(crate) fn now_ns() -> u64 {
@@ -108,6 +112,8 @@ fn name(request: &Request) -> &'static str {
         Request::MakeSnapshot(_) => "snapshot",
         Request::RemoveSnapshot { .. } => "remove-snapshot",
         Request::Exec { .. } => "exec",
+        Request::Stats { .. } => "stats",
+        Request::ListUsage => "usage",
         _ => "other",
     }
 }
@@ -138,6 +144,11 @@ impl FakeNode {
         let (go_on, held) = mpsc::channel();
         self.lock().held.insert(name, held);
         go_on
+    }
+
+    /// What sandboxes' commands have written from now on.
+    pub(crate) fn set_log(&self, log: &[u8]) {
+        self.lock().log = Some(log.to_owned());
     }
 
     /// Changes a sandbox as its own life would.
@@ -254,9 +265,18 @@ impl Kept {
                 items.extend(self.stats(sandbox.as_deref()));
                 Ok(Reply::Done)
             }
+            Request::ListUsage => {
+                items.push(Item::BriefUsage(self.usage()));
+                Ok(Reply::Done)
+            }
+            Request::Trace { sandbox } => {
+                self.get(&sandbox)?;
+                Ok(Reply::Trace(trace()))
+            }
             Request::Logs { sandbox } => {
                 let one = self.get(&sandbox)?.clone();
-                fds.extend([log_file(), log_file()]);
+                let log = self.log.as_deref().unwrap_or(LOG);
+                fds.extend([log_file(log), log_file(log)]);
                 Ok(Reply::Sandbox(Box::new(one)))
             }
             Request::ListTemplates => {
@@ -324,6 +344,21 @@ impl Kept {
             })
         };
         self.sandboxes.values().filter(wanted).map(sample).collect()
+    }
+
+    fn usage(&self) -> Vec<BriefUsage> {
+        let used = |one: &Sandbox| Used {
+            started_ns: one.started_ns.unwrap(),
+            cpu_usec: 1000,
+            memory: 64 << 20,
+            disk: 8 << 20,
+        };
+        let its = self.sandboxes.values().filter(|one| self.owns(&one.config));
+        its.map(|one| BriefUsage {
+            id: one.id.clone(),
+            used: (one.state == State::Running).then(|| used(one)),
+        })
+        .collect()
     }
 
     fn run(&mut self, mut config: SandboxConfig) -> Reply {
@@ -450,10 +485,43 @@ fn suspend(sandbox: &mut Sandbox) {
     sandbox.ended = Some(Ended::Stopped);
 }
 
-fn log_file() -> OwnedFd {
+/// What a start was made of.
+fn trace() -> Vec<observe::Span> {
+    const MS: u64 = 1_000_000;
+    let operation = Operation {
+        service: "basaltd",
+        name: "create and start",
+        parent: None,
+        detailed: false,
+        began_ns: Some(MS),
+    };
+    let parts = [
+        ("directory and record", 1, 4),
+        ("disk", 4, 9),
+        ("network", 9, 12),
+        ("cgroup", 12, 13),
+        ("VMM process", 13, 31),
+        ("VM restored", 31, 52),
+        ("guest re-identified", 52, 66),
+    ];
+    let make = || {
+        for (name, start, end) in parts {
+            past("basaltd", name, start * MS, end * MS);
+        }
+        past("basalt-vmm", "memory mapped", 33 * MS, 48 * MS);
+    };
+    let ((), mut spans) = record(operation, make);
+    let end = 68 * MS;
+    spans.last_mut().unwrap().end_ns = end;
+    spans
+}
+
+/// What sandboxes' commands have written, unless it is said otherwise.
+const LOG: &[u8] = b"1763710727.000000000 o F hello\n1763710728.000000000 e F oops\n";
+
+fn log_file(log: &[u8]) -> OwnedFd {
     use std::io::Write;
     let mut file = tempfile::tempfile().unwrap();
-    file.write_all(b"1763710727.000000000 o F hello\n1763710728.000000000 e F oops\n")
-        .unwrap();
+    file.write_all(log).unwrap();
     file.into()
 }
