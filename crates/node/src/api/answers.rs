@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use base::ByteSize;
+use base::{ByteSize, Egress};
 use node_api::{Device, DeviceRequest, GuestDevice, MoveConfig, Reply, RollbackConfig, SnapshotConfig};
 
 use crate::Error;
@@ -16,6 +16,11 @@ use crate::sandbox::entry::Entry;
 /// It is done, or was refused.
 pub(super) fn done(result: Result<(), Error>) -> Result<Reply, Error> {
     result.map(|()| Reply::Done)
+}
+
+/// A sandbox that may send elsewhere.
+pub(super) fn restricted(node: &Node, entry: &Arc<Entry>, egress: &Egress) -> Result<Reply, Error> {
+    Ok(Reply::Sandbox(Box::new(node.update_network(entry, egress)?)))
 }
 
 /// A sandbox whose memory is to be of another size, as it is after a moment.
