@@ -41,8 +41,9 @@ pub(crate) fn of_update(asked: &NetworkUpdate) -> Result<Egress, Error> {
 }
 
 impl Asked<'_> {
+    /// That it has the internet is what some clients say of each: what a snapshot denies is not lifted by that.
     fn says(&self) -> bool {
-        has(self.allow_out) || has(self.deny_out) || self.internet.is_some()
+        has(self.allow_out) || has(self.deny_out) || self.internet == Some(false)
     }
 
     fn egress(&self) -> Result<Egress, Error> {
@@ -151,7 +152,7 @@ mod tests {
             .unwrap()
             .unwrap();
         assert!(twice.is_nothing() && twice.deny().len() == 1);
-        assert_eq!(of_new(None, Some(true)).unwrap(), Some(Egress::default()));
+        assert_eq!(of_new(None, Some(true)).unwrap(), None);
         // What an update leaves out is gone.
         assert_eq!(update(json!({})).unwrap(), Egress::default());
         assert_eq!(

@@ -56,6 +56,12 @@ pub(crate) fn of_slot(slot: u32, egress: &Egress) -> String {
     text
 }
 
+/// The same of all slots that are restricted, in a table that restricts none.
+pub(crate) fn all(egresses: &Egresses) -> String {
+    let restricted = egresses.iter().filter(|(_, egress)| egress.restricts());
+    restricted.map(|(&slot, egress)| of_slot(slot, egress)).collect()
+}
+
 /// How a rule names packets to these addresses; `None` where there are none.
 fn condition(ranges: &[Cidr], v6: bool) -> Option<String> {
     let (family, field) = if v6 { ("ipv6", "ip6") } else { ("ipv4", "ip") };

@@ -119,9 +119,7 @@ table inet {INSIDE} {{
 "
     );
     // Before any TAP is known.
-    for (&slot, egress) in egresses.iter().filter(|(_, egress)| egress.restricts()) {
-        text.push_str(&egress::of_slot(slot, egress));
-    }
+    text.push_str(&egress::all(egresses));
     text.push_str(&elements(ranges, slots)?);
     Ok(text)
 }

@@ -77,6 +77,7 @@ fn config() -> SandboxConfig {
         limits: Limits::default(),
         tmpfs: Vec::new(),
         network: NetworkMode::Auto,
+        egress: base::Egress::nothing(),
         ports: vec!["8080:80".into()],
         volumes: Vec::new(),
         devices: Vec::new(),
@@ -268,6 +269,8 @@ pub(crate) fn settings() -> Target {
         "localhost/tools/python:3.11@sha256:00",
         "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
         "bare",
+        "10.0.0.0/8",
+        "2001:db8::/32",
     ];
     Target {
         name: "settings",
@@ -286,6 +289,7 @@ fn setting(input: &[u8]) -> u64 {
         text.parse::<node_api::Rate>().is_ok(),
         text.parse::<base::ByteSize>().is_ok(),
         text.parse::<base::CpuSet>().is_ok(),
+        range(text),
         text.parse::<image::Reference>().is_ok(),
         text.parse::<observe::TraceContext>().is_ok(),
         text.parse::<node_api::Class>().is_ok(),
@@ -297,6 +301,15 @@ fn setting(input: &[u8]) -> u64 {
             .iter()
             .collect::<String>(),
     )
+}
+
+/// What is a range is written as it is read.
+fn range(text: &str) -> bool {
+    let read = text.parse::<base::Cidr>();
+    if let Ok(range) = &read {
+        assert_eq!(range.to_string().parse().as_ref(), Ok(range), "{text}");
+    }
+    read.is_ok()
 }
 
 fn verdict(result: Result<(), impl Display>) -> u64 {

@@ -33,7 +33,30 @@ const STATE: &str = "/var/lib/basalt-gateway";
 const NODE: &str = "/var/lib/basalt/gateway.sock";
 
 /// What is run of them; those of the code interpreter need its image, which nothing here makes (docs/how-to/code-interpreter.md).
-const TESTS: [&str; 4] = ["test_sandbox.py", "test_commands.py", "test_files.py", "test_async.py"];
+const TESTS: [&str; 5] = [
+    "test_sandbox.py",
+    "test_commands.py",
+    "test_files.py",
+    "test_network.py",
+    "test_async.py",
+];
+
+/// What sandboxes may reach or not, in the lab: two addresses behind its host, at which port 7000 echoes. What an earlier one has left goes
+/// first; what this one leaves goes with the lab.
+const WORLD: [&str; 2] = ["198.51.100.2", "198.51.100.3"];
+const WORLD_SCRIPT: &str = "
+ip link delete e2b0 2>/dev/null
+ip netns delete e2b-world 2>/dev/null
+set -e
+ip netns add e2b-world
+ip link add e2b0 type veth peer name eth0 netns e2b-world
+ip address add 198.51.100.1/24 dev e2b0
+ip link set e2b0 up
+ip -n e2b-world link set lo up
+for address in \"$@\"; do ip -n e2b-world address add $address/24 dev eth0; done
+ip -n e2b-world link set eth0 up
+echo ready
+exec ip netns exec e2b-world socat TCP-LISTEN:7000,fork,reuseaddr EXEC:cat";
 
 /// One command in the lab, on a busy machine.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -95,6 +118,7 @@ struct Gateway {
     _serves: Server,
     _leads: Server,
     _leads_to_tls: Server,
+    _world: Server,
     url: String,
     /// Names below it lead to this machine, at the port behind the colon, and from there to the gateway.
     domain: String,
@@ -163,11 +187,13 @@ impl Gateway {
         let mut serves = Server::start(serve.stdout(file.try_clone()?).stderr(file))?;
         let (leads, port) = tunnel(context, 0, PORT)?;
         let url = format!("http://127.0.0.1:{port}");
+        let world = world(context)?;
         wait_for(&url, &mut serves).with_context(|| format!("{} says why", log.display()))?;
         Ok(Self {
             _serves: serves,
             _leads: leads,
             _leads_to_tls: leads_to_tls,
+            _world: world,
             url,
             domain,
             key,
@@ -199,12 +225,9 @@ impl Gateway {
     }
 
     fn python(&self, context: &Context, task: &mut Task, clients: &Path) -> Result<Counts> {
-        pytest(
-            context,
-            task,
-            self.of(Command::new(clients.join("python/bin/python"))),
-            &TESTS,
-        )
+        let mut command = self.of(Command::new(clients.join("python/bin/python")));
+        command.env("BASALT_E2B_WORLD", WORLD.join(","));
+        pytest(context, task, command, &TESTS)
     }
 
     fn javascript(&self, context: &Context, task: &mut Task, (clients, directory): (&Path, &Path)) -> Result<Counts> {
@@ -276,6 +299,21 @@ fn node(context: &Context, task: &mut Task, (mut command, directory): (Command, 
         counts.failed
     );
     Ok(counts)
+}
+
+/// What is behind the lab's host; it ends with the server.
+fn world(context: &Context) -> Result<Server> {
+    let words = ["exec", "--no-stdin", "--", "sh", "-c", WORLD_SCRIPT, "sh"];
+    let mut serve = lab_command(context, &[&words[..], &WORLD].concat());
+    let mut serves = Server::start(serve.stdout(Stdio::piped()))?;
+    let said = serves.0.stdout.take().context("the world says nothing")?;
+    let mut line = String::new();
+    BufReader::new(said).read_line(&mut line)?;
+    ensure!(
+        line == "ready\n",
+        "there is nobody whom sandboxes could reach: `{line}`"
+    );
+    Ok(serves)
 }
 
 /// The number right before a word of pytest's last line.

@@ -115,7 +115,7 @@ async fn copies_have_the_rules_of_their_origin_unless_others_are_asked_for() {
     for (asked, rules) in [
         (json!({}), json!({"deny": ["10.0.0.0/8"]})),
         (json!({"allow_internet_access": false}), json!({"deny": ["0.0.0.0/0"]})),
-        (json!({"allow_internet_access": true}), json!({})),
+        (json!({"allow_internet_access": true}), json!({"deny": ["10.0.0.0/8"]})),
         (
             json!({"network": {"denyOut": ["1.1.1.1"]}}),
             json!({"deny": ["1.1.1.1"]}),

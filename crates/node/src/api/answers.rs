@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use base::ByteSize;
+use base::{ByteSize, Egress};
 use node_api::{
     BriefUsage, Device, DeviceRequest, GuestDevice, MoveConfig, Reply, Request, RollbackConfig, SnapshotConfig,
 };
@@ -23,6 +23,11 @@ const USAGES: usize = 256;
 /// It is done, or was refused.
 pub(super) fn done(result: Result<(), Error>) -> Result<Reply, Error> {
     result.map(|()| Reply::Done)
+}
+
+/// A sandbox that may send elsewhere.
+pub(super) fn restricted(node: &Node, entry: &Arc<Entry>, egress: &Egress) -> Result<Reply, Error> {
+    Ok(Reply::Sandbox(Box::new(node.update_network(entry, egress)?)))
 }
 
 /// A sandbox whose memory is to be of another size, as it is after a moment.

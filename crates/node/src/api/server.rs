@@ -17,7 +17,7 @@ use wire::packet::{PacketError, PacketSocket};
 
 use crate::Error;
 use crate::api::answers::{
-    self, devices, done, exec, logs, moved, quarantine, resized, rolled_back, snapshot, started,
+    self, devices, done, exec, logs, moved, quarantine, resized, restricted, rolled_back, snapshot, started,
 };
 use crate::api::bounds::{self, Seat, Seats};
 use crate::api::listeners::Listener;
@@ -457,9 +457,7 @@ impl Connection<'_> {
             Request::SetTimeLimit { sandbox, ms, then } => {
                 Reply::Sandbox(Box::new(node.set_time_limit(&*find(&sandbox)?, ms, then)?))
             }
-            Request::UpdateNetwork { sandbox, egress } => {
-                Reply::Sandbox(Box::new(node.update_network(&*find(&sandbox)?, &egress)?))
-            }
+            Request::UpdateNetwork { sandbox, egress } => restricted(&node, &find(&sandbox)?, &egress)?,
             Request::UpdateMemory { sandbox, memory } => resized(&node, &find(&sandbox)?, memory)?,
             Request::RemoveSnapshot { name } => {
                 caller.find_snapshot(&node, &name)?;

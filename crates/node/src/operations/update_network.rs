@@ -45,7 +45,9 @@ impl Node {
             self.store.reaches_disk(&stored)?;
         }
         self.points.at(points::NETWORK_RECORDED);
-        if !stored.sandbox.state.has_vm() {
+        // If its machine ends it is after this, or before.
+        let _ending = entry.ending();
+        if entry.vm().is_none() {
             return Ok(());
         }
         let _span = span("network");

@@ -1,12 +1,13 @@
 //! Sandboxes that may not send everywhere. That the network says what records say is looked at after every case ([`super::World::is_at_rest`]).
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use base::Egress;
+use base::{Egress, points};
 use node_api::{CloneConfig, NetworkMode, SandboxConfig, State};
 
 use super::cases::{Case, UNNOTICED, nothing, running};
-use super::{Attempt, World};
+use super::{Attempt, PATIENCE, World};
 use crate::Error;
 use crate::operations::detach_for::OnDevices;
 
@@ -221,5 +222,20 @@ fn who_has_no_network_or_is_gone_is_not_updated() {
     world.node().remove(&entry, true).unwrap();
     let error = world.node().update_network(&entry, &after()).unwrap_err();
     assert_eq!(error.for_api().kind, node_api::ErrorKind::WrongState, "{error}");
+    world.ends_empty().unwrap();
+}
+
+#[test]
+fn a_machine_that_ends_during_an_update_leaves_nothing() {
+    let world = World::new();
+    world.run(restricted("web", before())).unwrap();
+    let (entry, machines) = (world.entry("web"), Arc::clone(&world.machines));
+    world.faults.at(points::NETWORK_RECORDED, move || {
+        machines.alive().iter().for_each(|machine| machine.die());
+        assert!(entry.wait(Some(PATIENCE), |inner| inner.has_exited()));
+    });
+    update(&world, &after()).unwrap();
+    world.is_at_rest().unwrap();
+    assert_eq!((sends(&world, "web"), of(&world, "web")), (None, after()));
     world.ends_empty().unwrap();
 }

@@ -58,6 +58,7 @@ fn operation(point: &str) -> Option<&'static [&'static str]> {
         "stop" => &["stop", "--time", "1s", VICTIM],
         "end" => &["kill", VICTIM],
         "remove" => &["rm", "--force", VICTIM],
+        "network" => &["network", "update", VICTIM, "--egress-deny", "0.0.0.0/0"],
         _ => return None,
     })
 }
@@ -353,6 +354,7 @@ const WITH_VMM: &[&str] = &[
     "exec.connected",
     "pause.paused",
     "pause.resumed",
+    "network.recorded",
     "suspend.written",
     "suspend.saved",
     "resume.restored",

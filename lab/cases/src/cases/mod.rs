@@ -31,6 +31,7 @@ mod device_start;
 mod device_zeroed;
 mod devices;
 mod disk_full;
+mod egress;
 mod foreign_kernel;
 mod hostile;
 mod identity_memory;
@@ -114,6 +115,7 @@ pub(crate) const ALL: &[&Case] = &[
     &daemon_life::LIFE,
     &daemon_life::ADOPTION,
     &suspend::CASE,
+    &egress::CASE,
     &volumes::CASE,
     &volumes_clones::CASE,
     &snapshot_volumes::CASE,

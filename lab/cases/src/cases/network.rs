@@ -398,7 +398,7 @@ fn started(mut command: Command) -> Result<Server> {
     Ok(server)
 }
 
-fn ip(command: &str) -> Result<()> {
+pub(super) fn ip(command: &str) -> Result<()> {
     let output = Command::new("ip").args(command.split(' ')).output()?;
     ensure!(
         output.status.success(),
