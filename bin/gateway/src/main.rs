@@ -63,6 +63,10 @@ fn show(text: &str) -> Result<()> {
 fn run(command: Command) -> Result<()> {
     match command {
         Command::Print(text) => show(text),
+        Command::Document => {
+            let document = gateway::openapi().context("the API's document cannot be written")?;
+            show(&format!("{document}\n"))
+        }
         Command::Manage(state, work) => {
             let text = manage::run(&Sqlite::open(&state)?, &work)?;
             show(&text)

@@ -33,6 +33,7 @@ mod store;
 mod time_text;
 mod tokens;
 
+pub use api::openapi;
 pub use envd_port::{Answering, Envd, EnvdSandbox};
 pub use error::Error;
 pub use facade::Facade;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Body;
 use axum::response::Response;
-use http::Request;
+use http::{HeaderValue, Request, StatusCode, header};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -53,14 +53,55 @@ impl Service {
 
     /// Answers a request.
     pub async fn answer(&self, request: Request<Body>) -> Response {
-        match target(self.gateway.domain.as_deref(), request.uri(), request.headers()) {
+        let target = target(self.gateway.domain.as_deref(), request.uri(), request.headers());
+        let asked = log::log_enabled!(log::Level::Debug).then(|| Asked::of(&target, &request));
+        let response = match target {
             Target::Port { id, port } => ports::serve(&self.gateway, &id, port, request).await,
             Target::NoSandbox(text) => ports::not_found(&text),
             Target::Api => match self.api.clone().oneshot(request).await {
                 Ok(response) => response,
                 Err(never) => match never {},
             },
+        };
+        if let Some(asked) = asked {
+            asked.log(response.status());
         }
+        response
+    }
+}
+
+/// The longest agent of a client in the log.
+const MAX_AGENT: usize = 256;
+
+/// A request as the log has it: without its query, which may be signed, and without a path where that is an application's.
+struct Asked {
+    text: String,
+    agent: String,
+    began: Instant,
+}
+
+impl Asked {
+    fn of(target: &Target, request: &Request<Body>) -> Self {
+        let (method, path) = (request.method(), request.uri().path());
+        let text = match target {
+            Target::Api => format!("api {method} {path}"),
+            Target::Port { id, port: envd::PORT } => format!("envd {id} {method} {path}"),
+            Target::Port { id, port } => format!("port {id} {method} {port}"),
+            Target::NoSandbox(_) => format!("none {method}"),
+        };
+        let agent = request.headers().get(header::USER_AGENT);
+        let agent = String::from_utf8_lossy(agent.map(HeaderValue::as_bytes).unwrap_or_default());
+        Self {
+            text,
+            agent: agent.chars().take(MAX_AGENT).collect(),
+            began: Instant::now(),
+        }
+    }
+
+    /// When the answer's head is there; its body may be a stream.
+    fn log(&self, status: StatusCode) {
+        let (text, micros) = (&self.text, self.began.elapsed().as_micros());
+        log::debug!("request {text} {} {micros} us {:?}", status.as_u16(), self.agent);
     }
 }
 
