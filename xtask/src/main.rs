@@ -69,6 +69,8 @@ enum Verb {
     Long(StepArgs),
     /// Run the commands that README and docs show
     Docs,
+    /// Write the tables of docs/e2b-compatibility.md by what the last run of the step `e2b` has exercised
+    E2bTable,
     /// Make the Debian packages, target/package/basalt_VERSION_amd64.deb and basalt-dkms_VERSION_all.deb
     Package {
         /// Another version than the tree's
@@ -135,6 +137,7 @@ fn dispatch(verb: Verb) -> Result<u8> {
         Verb::Fuzz(args) => fuzz(&context, &args),
         Verb::Long(args) => with_steps(&context, steps::long(), args, "long"),
         Verb::Docs => with_steps(&context, vec![docs_alone()], StepArgs::default(), "docs"),
+        Verb::E2bTable => steps::write_table(&context),
     }
 }
 

@@ -3,10 +3,11 @@
 //! what needs a gateway and no virtual machine: the requests that Schemathesis makes up, and figures of the gateway itself.
 //!
 //! ```text
-//! cargo run -p basalt-gateway --example fake_gateway -- DIRECTORY [PORT]
+//! cargo run -p basalt-gateway --example fake_gateway -- DIRECTORY [PORT [USER]]
 //! ```
 //!
-//! The first line that it prints is a JSON object with `url` and `key`; state is kept in DIRECTORY. It ends when its standard input does.
+//! The first line that it prints is a JSON object with `url` and `key`; state is kept in DIRECTORY. Commands run
+//! as USER where nobody says another. It ends when its standard input does.
 
 #[path = "../tests/gateway/fake/mod.rs"]
 #[expect(dead_code, reason = "tests look at the node in ways that serving does not need")]
@@ -20,14 +21,17 @@ use std::sync::Arc;
 
 use control::{ControlStore, KeyInfo, Secret, Sqlite};
 use gateway::{Answer, Facade, Gateway, LimitsConfig, Node, Owner, Parts, Tokens};
-use node_api::{ClientError, Request};
+use node_api::{ClientError, Reply, Request};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 /// Requests a second: more than any client here makes.
 const RATE: NonZeroU32 = NonZeroU32::new(1_000_000).unwrap();
 
-struct Faked(fake::FakeNode);
+struct Faked {
+    node: fake::FakeNode,
+    user: Option<String>,
+}
 
 impl Node for Faked {
     fn ask(&self, owner: &Owner, request: Request) -> Result<Answer, ClientError> {
@@ -35,12 +39,12 @@ impl Node for Faked {
             Owner::Tenant(tenant) => Some(&**tenant),
             Owner::Gateway => None,
         };
-        let (items, reply, fds) = self.0.answer(tenant, request);
-        Ok(Answer {
-            items,
-            reply: reply?,
-            fds,
-        })
+        let (items, reply, fds) = self.node.answer(tenant, request);
+        let mut reply = reply?;
+        if let Reply::Agent { command, .. } = &mut reply {
+            command.user.clone_from(&self.user);
+        }
+        Ok(Answer { items, reply, fds })
     }
 }
 
@@ -75,7 +79,10 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let store: Arc<dyn ControlStore> = Arc::new(Sqlite::open(&state)?);
     let key = make_key(store.as_ref())?;
     let gateway = Gateway::new(Parts {
-        node: Arc::new(Faked(fake::FakeNode::default())),
+        node: Arc::new(Faked {
+            node: fake::FakeNode::default(),
+            user: arguments.next().map(|user| user.to_string_lossy().into_owned()),
+        }),
         store,
         envd: Arc::new(Facade::default()),
         tokens: Tokens::open(&state)?,

@@ -164,6 +164,16 @@ def types_of_javascript(modules):
     return rest, envd
 
 
+def names(modules):
+    """Operations with the names that their paths have: `GET /a/{}` as `GET /a/{b}`."""
+    found = {key: f"{one.method.upper()} {one.path}" for key, one in operations().items()}
+    text = (pathlib.Path(modules) / "e2b/dist/index.d.ts").read_text()
+    for path in re.findall(r'^  "(/[^"]*)": \{', text, re.MULTILINE):
+        for method in METHODS:
+            found[f"{method.upper()} {shape(path)}"] = f"{method.upper()} {path}"
+    return found
+
+
 def calls():
     """All methods of envd's services: `process.Process/Start`."""
     found = set()
