@@ -188,3 +188,29 @@ async fn serve_one(service: Service, stream: TcpStream, mut stop: watch::Receive
     }
     drop(place);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_log_has_neither_queries_nor_paths_of_applications() {
+        let request = Request::get("/files?path=/a&signature=v1_secret")
+            .header(header::USER_AGENT, "x".repeat(1000))
+            .body(Body::empty())
+            .unwrap();
+        let port = |port| Target::Port {
+            id: "0123456789ab".into(),
+            port,
+        };
+        for (target, text) in [
+            (Target::Api, "api GET /files"),
+            (port(envd::PORT), "envd 0123456789ab GET /files"),
+            (port(3000), "port 0123456789ab GET 3000"),
+            (Target::NoSandbox("../x".into()), "none GET"),
+        ] {
+            let asked = Asked::of(&target, &request);
+            assert_eq!((asked.text.as_str(), asked.agent.len()), (text, MAX_AGENT));
+        }
+    }
+}
