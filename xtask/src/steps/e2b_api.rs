@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 
+use super::build::cargo;
 use super::e2b::CLIENTS;
 use crate::context::Context;
 use crate::recipe::Recipe;
@@ -112,6 +113,30 @@ pub(crate) fn write_table(context: &Context) -> Result<u8> {
     );
     let document = context.target().join("e2b/openapi.json");
     let status = table_command(context, &document, &log)?.arg("--write").status()?;
+    Ok(u8::from(!status.success()))
+}
+
+/// Builds the gateway over a node without machines as it is released, and prints what it is measured to do.
+pub(crate) fn print_figures(context: &Context) -> Result<u8> {
+    let clients = CLIENTS.path(context)?;
+    ensure!(
+        clients.is_dir(),
+        "the SDKs are not there: `cargo xtask test --only e2b-clients` gets them"
+    );
+    let build = [
+        "build",
+        "--release",
+        "--package",
+        "basalt-gateway",
+        "--example",
+        "fake_gateway",
+    ];
+    ensure!(cargo(context, &build).status()?.success(), "the gateway was not built");
+    let status = Command::new(clients.join("python/bin/python"))
+        .arg(context.root.join("bench/gateway/figures.py"))
+        .arg(context.target().join("release/examples/fake_gateway"))
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .status()?;
     Ok(u8::from(!status.success()))
 }
 

@@ -28,7 +28,7 @@ mod unit;
 
 pub(crate) use build::cargo;
 pub(crate) use driver::for_glibc;
-pub(crate) use e2b_api::write_table;
+pub(crate) use e2b_api::{print_figures, write_table};
 pub(crate) use tests::{fuzzer, now};
 
 use crate::clients;
