@@ -16,8 +16,10 @@ mod device_tables;
 mod exits;
 mod figures;
 mod function;
+mod gateway;
 mod guard;
 mod guest;
+mod http;
 mod image_root;
 mod kept;
 mod latency;
@@ -55,8 +57,8 @@ use crate::world::World;
 /// What can be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Subject {
-    /// Everything but `exits`, `throughput`, `latency` and `life`, which need kernel modules, more CPUs and an image, and those of devices,
-    /// which take one from the host
+    /// Everything but `exits`, `throughput`, `latency` and `life`, which need kernel modules, more CPUs and an image, those of devices,
+    /// which take one from the host, and `gateway`
     All,
     /// VMM exec to the first KVM_RUN
     Start,
@@ -100,12 +102,14 @@ enum Subject {
     Disk,
     /// TCP streams, requests and responses
     Network,
+    /// Sandboxes, commands, files and pauses through the gateway, beside `basalt`
+    Gateway,
 }
 
 type Measure = fn(&mut Bench<'_>) -> Result<()>;
 
 /// All that is measured, in its order.
-const MEASURED: [(Subject, Measure); 21] = [
+const MEASURED: [(Subject, Measure); 22] = [
     (Subject::Start, |bench| bench.start()),
     (Subject::Boot, |bench| bench.boot()),
     (Subject::BootExits, |bench| bench.boot_exits()),
@@ -127,10 +131,11 @@ const MEASURED: [(Subject, Measure); 21] = [
     (Subject::DeviceNetwork, |bench| bench.device_network()),
     (Subject::Disk, |bench| bench.disk()),
     (Subject::Network, |bench| bench.network()),
+    (Subject::Gateway, |bench| bench.gateway()),
 ];
 
 /// What `all` leaves out.
-const LEFT_OUT: [Subject; 9] = [
+const LEFT_OUT: [Subject; 10] = [
     Subject::Exits,
     Subject::Throughput,
     Subject::Latency,
@@ -140,6 +145,7 @@ const LEFT_OUT: [Subject; 9] = [
     Subject::DeviceClone,
     Subject::DeviceDisk,
     Subject::DeviceNetwork,
+    Subject::Gateway,
 ];
 
 /// Measures Basalt beside QEMU's microvm, in turn, and prints tables.

@@ -152,6 +152,11 @@ impl Node {
         self.state.join(node_api::SOCKET)
     }
 
+    /// Where gateways ask it.
+    pub(crate) fn gateway_socket(&self) -> PathBuf {
+        self.state.join(node_api::GATEWAY_SOCKET)
+    }
+
     /// The files of a snapshot.
     pub(crate) fn snapshot_files(&self, name: &str) -> Result<Vec<PathBuf>> {
         let entries = fs::read_dir(self.state.join("snapshots").join(name))?;

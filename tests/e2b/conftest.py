@@ -1,9 +1,11 @@
 """Where the tests find their sandboxes: the gateway that E2B_API_URL, E2B_SANDBOX_URL and E2B_API_KEY lead to, and its template `base`."""
 
 import contextlib
+import inspect
 import time
 
 import pytest
+from api.marks import mark
 from e2b import AsyncSandbox, Sandbox
 
 # Sandboxes of tests that were killed go by themselves.
@@ -46,3 +48,14 @@ def sandbox():
     """One that the tests of a module share."""
     with made() as sandbox:
         yield sandbox
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """What a test asks for, with what it sets up, stands between two marks in the gateway's log."""
+    kind = "python-async" if inspect.iscoroutinefunction(item.function) else "python"
+    mark(f"begin {kind} {item.name}")
+    try:
+        return (yield)
+    finally:
+        mark("end")

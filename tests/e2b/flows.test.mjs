@@ -3,7 +3,7 @@
 import assert from 'node:assert/strict'
 import { after, before, describe, test } from 'node:test'
 
-import { CommandExitError, FilesystemEventType, FileType, NotFoundError, Sandbox } from 'e2b'
+import { ApiClient, CommandExitError, ConnectionConfig, FilesystemEventType, FileType, NotFoundError, Sandbox } from 'e2b'
 
 const TIMEOUT_MS = 600_000
 
@@ -73,7 +73,46 @@ describe('a sandbox', () => {
       } finally {
         await twin.kill()
       }
+      assert((await sandbox.listSnapshots().nextItems()).some((one) => one.snapshotId === snapshot.snapshotId))
       assert.equal(await Sandbox.deleteSnapshot(snapshot.snapshotId), true)
+    }))
+
+  test('is forked, and has metrics', () =>
+    withSandbox({}, async (sandbox) => {
+      await sandbox.files.write('tree', 'root')
+      const [fork] = await sandbox.fork({ count: 1 })
+      try {
+        assert.equal(await fork.files.read('tree'), 'root')
+      } finally {
+        await fork.kill()
+      }
+      assert((await eventually(async () => (await sandbox.getMetrics()).at(-1), 'metrics')).memTotal > 0)
+    }))
+
+  test('is asked by every operation that its types have', () =>
+    withSandbox({}, async (sandbox) => {
+      const { api } = new ApiClient(new ConnectionConfig())
+      const path = { sandboxID: sandbox.sandboxId }
+      const ask = async (method, operation, options, status) => {
+        const { data, error, response } = await api[method](operation, options)
+        assert.equal(response.status, status, `${method} ${operation}: ${JSON.stringify(error)}`)
+        return data
+      }
+      const made = await ask('POST', '/sandboxes', { body: { templateID: 'base', timeout: 600 } }, 201)
+      await ask('DELETE', '/sandboxes/{sandboxID}', { params: { path: { sandboxID: made.sandboxID } } }, 204)
+      assert((await ask('GET', '/sandboxes', {}, 200)).some((one) => one.sandboxID === sandbox.sandboxId))
+      const metrics = await ask('GET', '/sandboxes/metrics', { params: { query: { sandbox_ids: [sandbox.sandboxId] } } }, 200)
+      assert(sandbox.sandboxId in metrics.sandboxes)
+      assert((await ask('GET', '/sandboxes/{sandboxID}/logs', { params: { path } }, 200)).logs)
+      assert((await ask('GET', '/v2/sandboxes/{sandboxID}/logs', { params: { path } }, 200)).logs)
+      await ask('POST', '/sandboxes/{sandboxID}/refreshes', { params: { path }, body: { duration: 900 } }, 204)
+      await ask('POST', '/sandboxes/{sandboxID}/pause', { params: { path }, body: {} }, 204)
+      await ask('POST', '/sandboxes/{sandboxID}/resume', { params: { path }, body: { timeout: 900 } }, 201)
+      await ask('POST', '/sandboxes/{sandboxID}/connect', { params: { path }, body: { timeout: 900 } }, 200)
+      assert((await ask('GET', '/templates', {}, 200)).some((one) => one.aliases.includes('base')))
+      assert((await ask('GET', '/v2/templates', {}, 200)).some((one) => one.aliases.includes('base')))
+      const { templateID } = await ask('GET', '/templates/aliases/{alias}', { params: { path: { alias: 'base' } } }, 200)
+      assert((await ask('GET', '/templates/{templateID}', { params: { path: { templateID } } }, 200)).builds.length > 0)
     }))
 })
 
@@ -149,10 +188,25 @@ describe('files', () => {
       (await sandbox.files.list('tree')).map((entry) => [entry.name, entry.type]),
       [['deep', FileType.DIR]]
     )
+    assert.equal((await sandbox.files.getInfo('tree/deep')).type, FileType.DIR)
     await sandbox.files.rename('tree', 'forest')
     assert.equal(await sandbox.files.exists('tree'), false)
     await sandbox.files.remove('forest')
     await assert.rejects(sandbox.files.list('forest'), NotFoundError)
+  })
+
+  test('are put together, and what envd tells is there', async () => {
+    const { api } = sandbox.envdApi
+    await sandbox.files.write([
+      { path: 'part-1', data: 'a' },
+      { path: 'part-2', data: 'b' },
+    ])
+    const body = { source_paths: ['/home/user/part-1', '/home/user/part-2'], destination: '/home/user/whole', username: 'user' }
+    const composed = await api.POST('/files/compose', { body })
+    assert.equal(composed.response.status, 200, JSON.stringify(composed.error))
+    assert.equal(await sandbox.files.read('whole'), 'ab')
+    assert((await api.GET('/metrics')).data.mem_total > 0)
+    assert.equal((await api.GET('/envs')).response.status, 200)
   })
 
   test('are watched', async () => {

@@ -69,6 +69,10 @@ enum Verb {
     Long(StepArgs),
     /// Run the commands that README and docs show
     Docs,
+    /// Measure the gateway alone, with the Python SDK of E2B, and print a report as `basalt-bench --json` does
+    E2bFigures,
+    /// Write the tables of docs/e2b-compatibility.md by what the last run of the step `e2b` has exercised
+    E2bTable,
     /// Make the Debian packages, target/package/basalt_VERSION_amd64.deb and basalt-dkms_VERSION_all.deb
     Package {
         /// Another version than the tree's
@@ -135,6 +139,8 @@ fn dispatch(verb: Verb) -> Result<u8> {
         Verb::Fuzz(args) => fuzz(&context, &args),
         Verb::Long(args) => with_steps(&context, steps::long(), args, "long"),
         Verb::Docs => with_steps(&context, vec![docs_alone()], StepArgs::default(), "docs"),
+        Verb::E2bFigures => steps::print_figures(&context),
+        Verb::E2bTable => steps::write_table(&context),
     }
 }
 

@@ -215,6 +215,10 @@ fn become_owner(state: &Path) -> Result<()> {
 fn run(command: Command) -> Result<()> {
     match command {
         Command::Print(text) => show(text),
+        Command::Document => {
+            let document = gateway::openapi().context("the API's document cannot be written")?;
+            show(&format!("{document}\n"))
+        }
         Command::Manage(state, work) => {
             become_owner(&state)?;
             show(&manage::run(&Sqlite::open(&state)?, &work)?)

@@ -24,6 +24,7 @@ Usage: basalt-gateway [--listen ADDRESS] [--node-socket PATH] [--state DIR] [--r
        basalt-gateway tenants list [--json] [--state DIR]
        basalt-gateway tenants set NAME [--sandboxes NUMBER] [--vcpus NUMBER] [--memory SIZE] [--state DIR]
        basalt-gateway audit [--tenant NAME] [--limit NUMBER] [--json] [--state DIR]
+       basalt-gateway openapi
 
   --listen ADDRESS    where to serve without TLS: a port of 127.0.0.1 or [::1]; 127.0.0.1:3000
   --node-socket PATH  the socket of the node's daemon; /var/lib/basalt/gateway.sock
@@ -53,6 +54,7 @@ Usage: basalt-gateway [--listen ADDRESS] [--node-socket PATH] [--state DIR] [--r
   tenants list        the tenants that there are, and how much they may have
   tenants set NAME    how much a tenant may have; what is not given is not limited
   audit               what was changed, by which key, the newest first; 100 rows
+  openapi             print the API's document, as GET /openapi.json of a gateway answers it
   --tenant NAME       whose; `default`, or everybody's where something is listed
   --json              for programs
 
@@ -146,6 +148,7 @@ pub(crate) enum Command {
     Manage(PathBuf, Work),
     Environment(PathBuf, Environment),
     Authority { state: PathBuf, json: bool },
+    Document,
     Print(&'static str),
 }
 
@@ -225,6 +228,9 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
     if written.words.is_empty() {
         return written.serve(state).map(Command::Serve);
     }
+    if written.words == ["openapi"] {
+        return Ok(Command::Document);
+    }
     written.work(state)
 }
 
@@ -286,7 +292,7 @@ impl Written {
                 json: self.json,
             },
             _ => bail!(
-                "`{}` is no command: write env, ca, keys create, keys list, keys revoke ID, tenants list, tenants set NAME or audit",
+                "`{}` is no command: write env, ca, keys create, keys list, keys revoke ID, tenants list, tenants set NAME, audit or openapi",
                 words.join(" ")
             ),
         };
@@ -447,6 +453,7 @@ mod tests {
 
     #[test]
     fn each_way_to_call_it() {
+        assert!(matches!(parsed(&["openapi"]), Ok(Command::Document)));
         let Ok(Command::Serve(options)) = parsed(&[]) else {
             panic!()
         };
@@ -520,6 +527,7 @@ mod tests {
     fn what_makes_no_sense_is_refused() {
         for words in [
             &["serve"][..],
+            &["openapi", "now"],
             &["keys"],
             &["keys", "revoke"],
             &["keys", "list", "--listen", "127.0.0.1:1"],

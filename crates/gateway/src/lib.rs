@@ -42,6 +42,7 @@ mod tls;
 mod tokens;
 mod ui;
 
+pub use api::openapi;
 pub use builds::BuildsConfig;
 pub use dns::{Dns, NoName, Zone};
 pub use envd_port::{Answering, Envd, EnvdSandbox};

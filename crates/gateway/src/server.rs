@@ -9,7 +9,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Body;
 use axum::response::Response;
-use http::Request;
+use http::{HeaderValue, Request, StatusCode, header};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -57,14 +57,55 @@ impl Service {
 
     /// Answers a request.
     pub async fn answer(&self, request: Request<Body>) -> Response {
-        match target(self.gateway.domain.as_deref(), request.uri(), request.headers()) {
+        let target = target(self.gateway.domain.as_deref(), request.uri(), request.headers());
+        let asked = log::log_enabled!(log::Level::Debug).then(|| Asked::of(&target, &request));
+        let response = match target {
             Target::Port { id, port } => ports::serve(&self.gateway, &id, port, request).await,
             Target::NoSandbox(text) => ports::not_found(&text),
             Target::Api => match self.api.clone().oneshot(request).await {
                 Ok(response) => response,
                 Err(never) => match never {},
             },
+        };
+        if let Some(asked) = asked {
+            asked.log(response.status());
         }
+        response
+    }
+}
+
+/// The longest agent of a client in the log.
+const MAX_AGENT: usize = 256;
+
+/// A request as the log has it: without its query, which may be signed, and without a path where that is an application's.
+struct Asked {
+    text: String,
+    agent: String,
+    began: Instant,
+}
+
+impl Asked {
+    fn of(target: &Target, request: &Request<Body>) -> Self {
+        let (method, path) = (request.method(), request.uri().path());
+        let text = match target {
+            Target::Api => format!("api {method} {path}"),
+            Target::Port { id, port: envd::PORT } => format!("envd {id} {method} {path}"),
+            Target::Port { id, port } => format!("port {id} {method} {port}"),
+            Target::NoSandbox(_) => format!("none {method}"),
+        };
+        let agent = request.headers().get(header::USER_AGENT);
+        let agent = String::from_utf8_lossy(agent.map(HeaderValue::as_bytes).unwrap_or_default());
+        Self {
+            text,
+            agent: agent.chars().take(MAX_AGENT).collect(),
+            began: Instant::now(),
+        }
+    }
+
+    /// When the answer's head is there; its body may be a stream.
+    fn log(&self, status: StatusCode) {
+        let (text, micros) = (&self.text, self.began.elapsed().as_micros());
+        log::debug!("request {text} {} {micros} us {:?}", status.as_u16(), self.agent);
     }
 }
 
@@ -209,4 +250,30 @@ async fn serve_one(
         log::debug!("a client's connection ended: {error}");
     }
     drop(place);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_log_has_neither_queries_nor_paths_of_applications() {
+        let request = Request::get("/files?path=/a&signature=v1_secret")
+            .header(header::USER_AGENT, "x".repeat(1000))
+            .body(Body::empty())
+            .unwrap();
+        let port = |port| Target::Port {
+            id: "0123456789ab".into(),
+            port,
+        };
+        for (target, text) in [
+            (Target::Api, "api GET /files"),
+            (port(envd::PORT), "envd 0123456789ab GET /files"),
+            (port(3000), "port 0123456789ab GET 3000"),
+            (Target::NoSandbox("../x".into()), "none GET"),
+        ] {
+            let asked = Asked::of(&target, &request);
+            assert_eq!((asked.text.as_str(), asked.agent.len()), (text, MAX_AGENT));
+        }
+    }
 }

@@ -14,6 +14,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::Value;
 
+use super::e2b_api;
 use super::sandbox::{basalt, lab_command, only_with_a_lab};
 use crate::context::Context;
 use crate::recipe::Recipe;
@@ -33,13 +34,22 @@ const STATE: &str = "/var/lib/basalt-gateway";
 const NODE: &str = "/var/lib/basalt/gateway.sock";
 
 /// What is run of them; those of the code interpreter need its image, which nothing here makes (docs/how-to/code-interpreter.md).
-const TESTS: [&str; 5] = [
+const TESTS: [&str; 8] = [
     "test_sandbox.py",
     "test_commands.py",
     "test_files.py",
     "test_network.py",
     "test_async.py",
+    "test_operations.py",
+    "test_bad_input.py",
+    "test_how_to.py",
 ];
+const JAVASCRIPT_TESTS: [&str; 2] = ["flows.test.mjs", "bad_input.test.mjs"];
+/// What has every test of theirs leave its marks in the gateway's log.
+const MARKS: &str = "api/marks.mjs";
+
+/// The gateway's log, among those of the steps.
+pub(crate) const LOG: &str = "e2b-gateway.log";
 
 /// What sandboxes may reach or not, in the lab: two addresses behind its host, at which port 7000 echoes. What an earlier one has left goes
 /// first; what this one leaves goes with the lab.
@@ -76,7 +86,10 @@ pub(crate) fn e2b() -> Step {
         ];
         task.run_within(&mut basalt(context, &template), BUILD_LIMIT)?;
         let gateway = Gateway::start(context, task)?;
+        let before = descriptors(context, task)?;
         let counts = gateway.tests(context, task)?;
+        settle(context, task, before)?;
+        e2b_api::check_table(context, task, &gateway.log)?;
         Ok(Report {
             detail: counts.to_string(),
             counts,
@@ -179,9 +192,9 @@ impl Gateway {
             "--state",
             STATE,
             "--log-level",
-            "info",
+            "debug",
         ];
-        let log = context.logs().join("e2b-gateway.log");
+        let log = context.logs().join(LOG);
         let file = std::fs::File::create(&log)?;
         let mut serve = lab_command(context, &words);
         let mut serves = Server::start(serve.stdout(file.try_clone()?).stderr(file))?;
@@ -231,8 +244,9 @@ impl Gateway {
     }
 
     fn javascript(&self, context: &Context, task: &mut Task, (clients, directory): (&Path, &Path)) -> Result<Counts> {
-        let command = self.of(Command::new(clients.join("node")));
-        node(context, task, (command, directory), "flows.test.mjs")
+        let mut command = self.of(Command::new(clients.join("node")));
+        command.arg("--import").arg(context.root.join("tests/e2b").join(MARKS));
+        node(context, task, (command, directory), &JAVASCRIPT_TESTS)
     }
 }
 
@@ -277,11 +291,24 @@ fn modules(context: &Context, clients: &Path) -> Result<PathBuf> {
     Ok(directory)
 }
 
-/// Runs a file of tests by the Node that `command` begins with.
-fn node(context: &Context, task: &mut Task, (mut command, directory): (Command, &Path), name: &str) -> Result<Counts> {
-    std::fs::copy(context.root.join("tests/e2b").join(name), directory.join(name))?;
+/// Runs files of tests, one after the other, by the Node that `command` begins with.
+fn node(
+    context: &Context,
+    task: &mut Task,
+    (mut command, directory): (Command, &Path),
+    names: &[&str],
+) -> Result<Counts> {
+    for name in names {
+        std::fs::copy(context.root.join("tests/e2b").join(name), directory.join(name))?;
+    }
     command
-        .args(["--test", "--test-reporter=tap", "--test-timeout=240000", name])
+        .args([
+            "--test",
+            "--test-reporter=tap",
+            "--test-timeout=240000",
+            "--test-concurrency=1",
+        ])
+        .args(names)
         .current_dir(directory);
     let finished = task.finish_within(&mut command, TESTS_LIMIT)?;
     let number = |what: &str| {
@@ -314,6 +341,30 @@ fn world(context: &Context) -> Result<Server> {
         "there is nobody whom sandboxes could reach: `{line}`"
     );
     Ok(serves)
+}
+
+/// How many descriptors the gateway has.
+fn descriptors(context: &Context, task: &mut Task) -> Result<usize> {
+    let script = "ls /proc/$(pidof -s basalt-gateway)/fd | wc -l";
+    let words = ["exec", "--no-stdin", "--", "sh", "-c", script];
+    let said = task.run_within(&mut lab_command(context, &words), LIMIT)?.out.join("");
+    said.trim().parse().with_context(|| format!("no number: `{said}`"))
+}
+
+/// Clients have left, some of them in the midst of something: nothing of theirs may stay.
+fn settle(context: &Context, task: &mut Task, before: usize) -> Result<()> {
+    let end = Instant::now() + SOON;
+    loop {
+        let now = descriptors(context, task)?;
+        if now <= before {
+            return task.say(&format!("the gateway has {now} descriptors, and had {before} before"));
+        }
+        ensure!(
+            Instant::now() < end,
+            "the gateway had {before} descriptors before the tests, and has {now} when all clients have left"
+        );
+        std::thread::sleep(PAUSE);
+    }
 }
 
 /// The number right before a word of pytest's last line.

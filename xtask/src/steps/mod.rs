@@ -13,6 +13,7 @@ mod deny;
 mod dkms;
 mod driver;
 mod e2b;
+mod e2b_api;
 mod guest;
 mod host_ends;
 mod lab_killed;
@@ -27,6 +28,7 @@ mod unit;
 
 pub(crate) use build::cargo;
 pub(crate) use driver::for_glibc;
+pub(crate) use e2b_api::{print_figures, write_table};
 pub(crate) use tests::{fuzzer, now};
 
 use crate::clients;
@@ -175,6 +177,10 @@ pub(crate) fn long() -> Vec<Step> {
         steps.push(part.follows(&[last]));
         last = name;
     }
+    steps.push(recipe(e2b_api::SCHEMATHESIS, HINT_SDKS));
+    let made_up = e2b_api::made_up_by_night().after(&["build-tests", "schemathesis-client"]);
+    steps.push(made_up.follows(&[last]));
+    last = "long-schemathesis";
     let killed = bench_killed::bench_killed().after(&["first-sandbox", "module", "import-load"]);
     steps.push(killed.follows(&[last]));
     // Its emulator loses its host, or a program there, too often for a run that has to pass (docs/lab.md).
@@ -201,6 +207,7 @@ pub(crate) fn test() -> Vec<Step> {
     let images = [REDIS, NODE, BASE].map(|image| recipe(image, HINT_IMAGE));
     steps.extend(images.map(|step| step.after(&["apt-packages"])));
     steps.push(recipe(e2b::CLIENTS, HINT_SDKS));
+    steps.push(recipe(e2b_api::SCHEMATHESIS, HINT_SDKS));
     for (name, recipe, tag) in [
         ("import-python", PYTHON, "python"),
         ("import-redis", REDIS, "redis"),
@@ -225,12 +232,15 @@ pub(crate) fn test() -> Vec<Step> {
             .after(&["first-sandbox", "package", "module"])
             .follows(&before),
     );
-    let tested = ["unit-tests", "program-tests", "fuzz", "accel-clients"];
+    let tested = ["unit-tests", "program-tests", "fuzz", "accel-clients", "schemathesis"];
     for step in [unit::unit(), unit::programs(), tests::fuzz()] {
         steps.push(step.after(&["build-tests"]).in_background());
     }
     let clients = clients::quick().after(&["build-tests", "unpack-clients"]);
     steps.push(recipe(clients::RECIPE, HINT_CLIENTS).after(&["apt-packages"]));
+    steps.push(e2b_api::api().after(&["binaries", "e2b-clients"]));
+    let made_up = e2b_api::made_up().after(&["build-tests", "schemathesis-client"]);
+    steps.push(made_up.follows(&["program-tests"]).in_background());
     // Not beside the build of tests: it has the server and the library compiled as that does.
     steps.push(clients.follows(&["program-tests"]).in_background());
     // Beside what is left for the lab, but for the audit, which runs cases.

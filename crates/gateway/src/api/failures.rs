@@ -23,6 +23,9 @@ pub(crate) enum Failures {
     /// It does not fit the state of the sandbox.
     #[response(status = 409)]
     Conflict(ErrorBody),
+    /// The Idempotency-Key was used for another request.
+    #[response(status = 422)]
+    OtherRequest(ErrorBody),
     /// Too many requests, or the quota is used up.
     #[response(status = 429)]
     TooMany(ErrorBody),

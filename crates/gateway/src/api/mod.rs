@@ -71,7 +71,17 @@ impl Modify for Keyed {
 
 /// The API's document.
 pub(crate) fn document() -> Document {
-    ApiDocument::openapi()
+    let mut document = ApiDocument::openapi();
+    unserved::describe(&mut document);
+    document
+}
+
+/// The same as JSON, for who asks no gateway: what `GET /openapi.json` answers.
+///
+/// # Errors
+/// It cannot be written as JSON.
+pub fn openapi() -> Result<String, serde_json::Error> {
+    serde_json::to_string_pretty(&document())
 }
 
 /// Whether the gateway answers. It says nothing of the node.

@@ -56,10 +56,10 @@ pub(crate) struct Template {
     #[schema(format = DateTime)]
     updated_at: String,
     /// Nobody whom tenants know.
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<Object>, required)]
     created_by: Option<()>,
     /// When a sandbox was last made of it.
-    #[schema(format = DateTime)]
+    #[schema(format = DateTime, required)]
     last_spawned_at: Option<String>,
     /// Not counted.
     spawn_count: u64,

@@ -48,7 +48,7 @@ pub(super) fn tests(
     for sdk in ["e2b", "e2b-1"] {
         let mut command = told.command(&clients.join("node"));
         command.env("SDK", sdk);
-        let counts = node(context, task, (command, directory), "names.test.mjs");
+        let counts = node(context, task, (command, directory), &["names.test.mjs"]);
         sum = add(sum, counts.with_context(|| format!("by names, {sdk}"))?);
     }
     Ok(sum)

@@ -1,0 +1,122 @@
+"""Figures of the gateway alone, by the unmodified Python SDK of E2B, natively: over the node of its tests, which has no machines, with the
+agent in the same process. Prints a report as `basalt-bench --json` does.
+
+    python figures.py FAKE_GATEWAY
+
+What needs sandboxes is measured by `basalt-bench gateway` in the lab.
+"""
+
+import contextlib
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+from e2b import Sandbox, SandboxQuery
+
+RECORDS, STREAMS, MANY = 1000, 200, 100
+ROUNDS = 20
+
+
+@contextlib.contextmanager
+def gateway(program):
+    """One of its own, which ends with its standard input."""
+    with tempfile.TemporaryDirectory() as directory:
+        command = [program, os.path.join(directory, "state")]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            told = json.loads(process.stdout.readline())
+            os.environ |= {"E2B_API_URL": told["url"], "E2B_SANDBOX_URL": told["url"], "E2B_API_KEY": told["key"]}
+            try:
+                yield process
+            finally:
+                process.stdin.close()
+                process.wait(60)
+
+
+def timed(work):
+    began = time.perf_counter()
+    work()
+    return (time.perf_counter() - began) * 1000
+
+
+def memory(process):
+    """MiB that it has of its own in memory."""
+    with open(f"/proc/{process.pid}/status") as status:
+        return next(int(line.split()[1]) / 1024 for line in status if line.startswith("VmRSS:"))
+
+
+def listed(**metadata):
+    """How many there are, by all pages."""
+    pages, found = Sandbox.list(query=SandboxQuery(metadata=metadata), limit=100), 0
+    while pages.has_next:
+        found += len(pages.next_items())
+    return found
+
+
+def expect(is_so, what):
+    if not is_so:
+        sys.exit(f"not measured: {what}")
+
+
+def figure(name, unit, series, verdicts):
+    made = [{"who": who, "samples": samples, "median": statistics.median(samples)} for who, samples in series.items()]
+    judged = []
+    for who, limit in verdicts.items():
+        value = statistics.median(series[who])
+        judged.append({"what": who, "value": value, "target": {"at-most": limit}, "reached": value <= limit})
+    return {"name": name, "unit": unit, "series": made, "verdicts": judged}
+
+
+def records(process):
+    """Lists of many sandboxes' records, with a filter."""
+    for number in range(RECORDS):
+        Sandbox.create("base", timeout=3600, metadata={"all": "yes", "number": str(number)})
+    all_of_them, one = f"{RECORDS} of {RECORDS} records fit, 100 a page", f"1 of {RECORDS} records fits"
+    series = {all_of_them: [], one: [], "a sandbox is made, with that many there": []}
+    for round_ in range(ROUNDS):
+        expect(listed(all="yes") == RECORDS and listed(number="7") == 1, "the lists are not whole")
+        series[all_of_them].append(timed(lambda: listed(all="yes")))
+        series[one].append(timed(lambda: listed(number=str(round_))))
+        made = []
+        series["a sandbox is made, with that many there"].append(timed(lambda: made.append(Sandbox.create("base", timeout=60))))
+        made[0].kill()
+    return figure("Lists with a filter by the Python SDK, over a node without machines", "ms", series, {all_of_them: 50, one: 50})
+
+
+def streams(process):
+    """Commands whose output is waited for, all at once."""
+    before = memory(process)
+    sandboxes = [Sandbox.create("base", timeout=3600) for _ in range(STREAMS // MANY)]
+    commands = [sandbox.commands.run("echo up; sleep 3600", background=True, timeout=0) for sandbox in sandboxes for _ in range(MANY)]
+    for command in commands:
+        expect(next(iter(command))[0] == "up\n", "a command has not begun")
+    with_them = memory(process)
+    for command in commands:
+        command.kill()
+    who = f"the gateway with {STREAMS} streams, and the node and the agent of its tests"
+    series = {"the same before": [before], who: [with_them]}
+    return figure(f"Memory of a gateway that holds {STREAMS} streams", "MiB", series, {who: 64})
+
+
+def main():
+    with gateway(sys.argv[1]) as process:
+        held = streams(process)
+    with gateway(sys.argv[1]) as process:
+        lists = records(process)
+    with open("/proc/cpuinfo") as info:
+        model = next((line.split(":")[1].strip() for line in info if line.startswith("model name")), "unknown")
+    facts = [
+        ["gateway alone: host", f"{platform.release()}, {os.cpu_count()} x {model}"],
+        ["gateway alone: program", f"crates/gateway/examples/fake_gateway.rs, {os.path.getsize(sys.argv[1])} bytes"],
+        ["gateway alone: load of the host", " ".join(map(str, os.getloadavg()))],
+    ]
+    json.dump({"facts": facts, "figures": [lists, held], "retried": []}, sys.stdout, indent=2)
+    print()
+
+
+if __name__ == "__main__":
+    main()
