@@ -8,6 +8,7 @@ mod balloon;
 mod bare;
 mod copy;
 mod devices;
+mod dns;
 mod envd;
 mod export;
 mod guest;
@@ -35,6 +36,7 @@ pub(crate) fn all() -> Vec<Target> {
         messages::vmm_packets(),
         envd::requests(),
         envd::agent(),
+        dns::questions(),
         rings::hostile_peer(),
         guest::pci_config(),
         guest::virtqueue(),
