@@ -4,8 +4,10 @@
 mod fake;
 
 mod access;
+mod builds;
 mod lifecycle;
 mod ports;
 mod sandboxes;
 mod snapshots;
 mod support;
+mod uploads;
