@@ -30,7 +30,14 @@ const STATE: &str = "/var/lib/basalt-gateway";
 const NODE: &str = "/var/lib/basalt/gateway.sock";
 
 /// What is run of them; those of the code interpreter need its image, which nothing here makes (docs/how-to/code-interpreter.md).
-const TESTS: [&str; 4] = ["test_sandbox.py", "test_commands.py", "test_files.py", "test_async.py"];
+const TESTS: [&str; 5] = [
+    "test_sandbox.py",
+    "test_commands.py",
+    "test_files.py",
+    "test_async.py",
+    "test_templates.py",
+];
+const JAVASCRIPT_TESTS: [&str; 2] = ["flows.test.mjs", "templates.test.mjs"];
 
 /// One command in the lab, on a busy machine.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -211,11 +218,13 @@ impl Gateway {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),
             _ => symlink(clients.join("node_modules"), &modules)?,
         }
-        let name = "flows.test.mjs";
-        std::fs::copy(context.root.join("tests/e2b").join(name), directory.join(name))?;
+        for name in JAVASCRIPT_TESTS {
+            std::fs::copy(context.root.join("tests/e2b").join(name), directory.join(name))?;
+        }
         let mut command = self.of(Command::new(clients.join("node")));
         command
-            .args(["--test", "--test-reporter=tap", "--test-timeout=240000", name])
+            .args(["--test", "--test-reporter=tap", "--test-timeout=240000", "--test-concurrency=1"])
+            .args(JAVASCRIPT_TESTS)
             .current_dir(directory);
         let finished = task.finish_within(&mut command, TESTS_LIMIT)?;
         let number = |what: &str| {
