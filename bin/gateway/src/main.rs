@@ -50,7 +50,7 @@ async fn serve(options: Serve) -> Result<()> {
         ca: None,
         dns: None,
     };
-    let mut listeners = Listeners { plain, tls: None };
+    let mut listeners = Listeners::plain(plain);
     if let Some(names) = &options.names {
         serve_names(names, &options.state, (&mut listeners, &mut serving), &stopped).await?;
     }

@@ -20,7 +20,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use control::{ControlStore, KeyInfo, Secret, Sqlite};
-use gateway::{Answer, Facade, Gateway, LimitsConfig, Node, Owner, Parts, Tokens};
+use gateway::{Answer, BuildsConfig, Facade, Gateway, LimitsConfig, Listeners, Node, Owner, Parts, Tokens};
 use node_api::{ClientError, Reply, Request};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -93,6 +93,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
             per_sandbox: 250,
             ..LimitsConfig::default()
         },
+        builds: BuildsConfig::new(state.join("uploads")),
     });
     let listener = TcpListener::bind(("127.0.0.1", port)).await?;
     let told = serde_json::json!({"url": format!("http://{}", listener.local_addr()?), "key": key});
@@ -105,6 +106,6 @@ async fn main() -> Result<(), Box<dyn Error>> {
         drop(std::io::copy(&mut std::io::stdin(), &mut std::io::sink()));
         stop.send_replace(true);
     });
-    gateway::serve(gateway, listener, stopped).await?;
+    gateway::serve(gateway, Listeners::plain(listener), stopped).await?;
     Ok(())
 }

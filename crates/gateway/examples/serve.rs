@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use control::{KeyInfo, Keys, Secret, Sqlite, Tenants};
-use gateway::{Answer, Facade, Gateway, LimitsConfig, Node, Owner, Parts, Tokens};
+use gateway::{Answer, BuildsConfig, Facade, Gateway, LimitsConfig, Listeners, Node, Owner, Parts, Tokens};
 use node_api::message::Item;
 use node_api::{ClientError, Request, Used};
 use tokio::runtime::Runtime;
@@ -97,6 +97,7 @@ impl Served {
             tokens: Tokens::open(&self.state)?,
             domain: None,
             limits: LimitsConfig::default(),
+            builds: BuildsConfig::new(self.state.join("uploads")),
         });
         let runtime = Runtime::new()?;
         let listener = runtime.block_on(tokio::net::TcpListener::bind(self.address))?;
@@ -104,7 +105,7 @@ impl Served {
         std::io::stdout().flush()?;
         let (stop, stopped) = tokio::sync::watch::channel(false);
         runtime.spawn(async move {
-            let served = gateway::serve(gateway, listener, stopped).await;
+            let served = gateway::serve(gateway, Listeners::plain(listener), stopped).await;
             drop(stop);
             served
         });

@@ -117,6 +117,13 @@ pub struct Listeners {
     pub tls: Option<(TcpListener, Arc<Tls>)>,
 }
 
+impl Listeners {
+    /// Without TLS.
+    pub fn plain(plain: TcpListener) -> Self {
+        Self { plain, tls: None }
+    }
+}
+
 /// Serves until `stop` says so, and then until nobody is being served, or the time for that is over.
 ///
 /// # Errors

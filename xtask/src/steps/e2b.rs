@@ -34,7 +34,7 @@ const STATE: &str = "/var/lib/basalt-gateway";
 const NODE: &str = "/var/lib/basalt/gateway.sock";
 
 /// What is run of them; those of the code interpreter need its image, which nothing here makes (docs/how-to/code-interpreter.md).
-const TESTS: [&str; 8] = [
+const TESTS: [&str; 9] = [
     "test_sandbox.py",
     "test_commands.py",
     "test_files.py",
@@ -43,8 +43,9 @@ const TESTS: [&str; 8] = [
     "test_operations.py",
     "test_bad_input.py",
     "test_how_to.py",
+    "test_templates.py",
 ];
-const JAVASCRIPT_TESTS: [&str; 2] = ["flows.test.mjs", "bad_input.test.mjs"];
+const JAVASCRIPT_TESTS: [&str; 3] = ["flows.test.mjs", "bad_input.test.mjs", "templates.test.mjs"];
 /// What has every test of theirs leave its marks in the gateway's log.
 const MARKS: &str = "api/marks.mjs";
 

@@ -86,17 +86,13 @@ impl Gateway {
             }
         }
         let id = build.id.clone();
-        // Whoever looks from here on finds its log.
-        let job = self.builds.add(template, build, plan);
-        let begun = self.store.with(move |store| store.begin_build(&id)).await;
-        if !matches!(begun, Ok(true)) {
-            self.builds.jobs().remove(&job.build.id);
-            begun?;
+        if !self.store.with(move |store| store.begin_build(&id)).await? {
             return Err(Error::Conflict(format!(
                 "build {} has been started before: ask for a new one at POST /v3/templates",
-                job.build.id
+                build.id
             )));
         }
+        let job = self.builds.add(template, build, plan);
         let (gateway, principal) = (Arc::clone(self), principal.clone());
         let held = self.limits.change();
         tokio::spawn(async move {

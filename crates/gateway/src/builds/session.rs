@@ -42,9 +42,9 @@ pub(super) enum Fault {
     /// The agent said no.
     #[error(transparent)]
     Agent(#[from] agent_api::Error),
-    /// The gateway, the node or the store.
-    #[error("{}", .0.told().message)]
-    Gateway(#[from] Error),
+    /// The gateway, the node or the store, as a tenant may know it.
+    #[error("{0}")]
+    Gateway(String),
     /// What was uploaded cannot be read.
     #[error("what was uploaded cannot be read ({0}): it is to be a tar archive, maybe compressed by gzip")]
     Archive(#[source] io::Error),
@@ -54,6 +54,12 @@ pub(super) enum Fault {
     /// Nobody wants it any more.
     #[error("the build was ended")]
     Cancelled,
+}
+
+impl From<Error> for Fault {
+    fn from(error: Error) -> Self {
+        Self::Gateway(error.told().message)
+    }
 }
 
 /// In which step a build has stopped, and why.
@@ -263,7 +269,7 @@ impl<'b> Session<'b> {
             As::User(user) => (*user).to_owned(),
             As::Root => "root".to_owned(),
         };
-        let is_other = Some(&user) != self.command.user.as_ref();
+        let is_other = user != self.command.user.as_deref().unwrap_or("root");
         // What the sandbox says of its own user is not true of another.
         let is_of_user = |variable: &&OsText| {
             let text = variable.to_string();
@@ -392,7 +398,11 @@ impl<'b> Session<'b> {
         }
         // It is kept by the agent, and runs on without us.
         drop(left);
-        self.connection(SETTLE)?.settle()?;
+        match self.connection(SETTLE)?.settle() {
+            // It only takes more space then.
+            Err(agent_api::Error::Refused(why)) => log::info!("a template is kept as it is: {why}"),
+            settled => settled?,
+        }
         self.check()
     }
 }

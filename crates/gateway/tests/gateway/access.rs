@@ -60,14 +60,8 @@ async fn what_is_not_served_is_named() {
         ("GET", "/teams", "teams"),
         ("POST", "/volumes", "volume"),
         ("GET", "/default-templates", "default templates"),
-        ("POST", "/v3/templates", "template build"),
-        ("POST", "/v2/templates/x/builds/y", "template build"),
-        ("GET", "/templates/x/builds/y/status", "status of a template build"),
-        ("GET", "/templates/x/files/y", "files"),
-        ("PATCH", "/v2/templates/x", "template"),
-        ("POST", "/templates/tags", "tag"),
-        ("GET", "/templates/x/tags", "tags"),
-        ("DELETE", "/templates/tags", "tag"),
+        ("POST", "/v2/templates", "build of a template by a Dockerfile"),
+        ("POST", "/templates/x/builds/y", "build of a template by a Dockerfile"),
     ] {
         let told = bed.ask(method, path, json!({})).await.is(501);
         let message = told["message"].as_str().unwrap();
@@ -90,7 +84,7 @@ async fn the_document_has_every_endpoint_that_is_served() {
     let paths = document["paths"].as_object().unwrap();
     let operations = paths.values().flat_map(|methods| methods.as_object().unwrap().values());
     let served = operations.filter(|operation| is_served(operation)).count();
-    assert_eq!(served, 25, "{:?}", paths.keys().collect::<Vec<_>>());
+    assert_eq!(served, 42, "{:?}", paths.keys().collect::<Vec<_>>());
     let create = &paths["/v2/sandboxes"]["post"];
     let schema = &create["requestBody"]["content"]["application/json"]["schema"]["$ref"];
     assert_eq!(schema, "#/components/schemas/NewSandbox");
@@ -115,7 +109,11 @@ async fn the_document_has_every_endpoint_that_is_served() {
     // Each of them is a route: with a key it is known, and served where the document says so.
     for (path, methods) in paths {
         for (method, operation) in methods.as_object().unwrap() {
-            let path = path.replace("{sandboxID}", "0123456789ab").replace(['{', '}'], "x");
+            let path = path.replace("{sandboxID}", "0123456789ab");
+            let words = path
+                .split('/')
+                .map(|word| if word.starts_with('{') { "x" } else { word });
+            let path = words.collect::<Vec<_>>().join("/");
             let status = bed.ask(&method.to_uppercase(), &path, json!({})).await.status.as_u16();
             assert_ne!(status, 405, "{method} {path}");
             assert_eq!(status != 501, is_served(operation), "{method} {path}: {status}");

@@ -4,6 +4,7 @@
 mod fake;
 
 mod access;
+mod builds;
 mod lifecycle;
 mod metrics;
 mod names;
@@ -13,3 +14,4 @@ mod ports;
 mod sandboxes;
 mod snapshots;
 mod support;
+mod uploads;

@@ -292,7 +292,7 @@ async fn listen(
     let plain = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = plain.local_addr().unwrap();
     let (stop, stopped) = watch::channel(false);
-    let listeners = gateway::Listeners { plain, tls: None };
+    let listeners = gateway::Listeners::plain(plain);
     let serving = tokio::spawn(gateway::serve(Arc::clone(&bed.gateway), listeners, stopped));
     (address, stop, serving)
 }

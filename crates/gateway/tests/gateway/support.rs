@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use axum::body::{Body, to_bytes};
 use control::{ControlStore, KeyInfo, Secret, Sqlite};
-use gateway::{Answer, Answering, Envd, EnvdSandbox, Gateway, LimitsConfig, Node, Owner, Parts, Service, Tokens};
+use gateway::{
+    Answer, Answering, BuildsConfig, Envd, EnvdSandbox, Gateway, LimitsConfig, Node, Owner, Parts, Service, Tokens,
+};
 use http::{HeaderMap, Request, Response, StatusCode};
 use node_api::ClientError;
 use serde_json::{Value, json};
@@ -72,7 +74,7 @@ pub(crate) struct Bed {
     pub(crate) key: String,
     /// A key of the tenant `two`.
     pub(crate) other_key: String,
-    _directory: tempfile::TempDir,
+    pub(crate) directory: tempfile::TempDir,
 }
 
 /// An answer that has come to its end.
@@ -106,23 +108,27 @@ impl Bed {
     }
 
     pub(crate) fn with(limits: LimitsConfig) -> Self {
-        Self::made(limits, Arc::new(Echo))
+        Self::made(limits, |_| ())
     }
 
     /// With what answers at port 49983.
     pub(crate) fn with_envd(envd: Arc<dyn Envd>) -> Self {
-        Self::made(LimitsConfig::default(), envd)
+        Self::made(LimitsConfig::default(), |parts| parts.envd = envd)
     }
 
-    fn made(limits: LimitsConfig, envd: Arc<dyn Envd>) -> Self {
+    /// With other bounds of builds.
+    pub(crate) fn with_builds(limits: LimitsConfig, change: impl FnOnce(&mut BuildsConfig)) -> Self {
+        Self::made(limits, |parts| change(&mut parts.builds))
+    }
+
+    fn made(limits: LimitsConfig, change: impl FnOnce(&mut Parts)) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let state = directory.path().join("state");
         let store = Arc::new(Sqlite::open(&state).unwrap());
         let node = Arc::new(FakeNode::default());
-        let gateway = Gateway::new(Parts {
-            envd,
-            ..parts(&node, &store, &state, limits)
-        });
+        let mut parts = parts(&node, &store, &state, limits);
+        change(&mut parts);
+        let gateway = Gateway::new(parts);
         Self {
             service: Service::new(Arc::clone(&gateway)),
             gateway,
@@ -130,7 +136,7 @@ impl Bed {
             other_key: make_key(store.as_ref(), "two"),
             node,
             store,
-            _directory: directory,
+            directory,
         }
     }
 
@@ -142,6 +148,21 @@ impl Bed {
             burst: number(burst),
             ..LimitsConfig::default()
         })
+    }
+
+    /// Another gateway over the same node and store, as if this one were gone.
+    pub(crate) fn successor(&self) -> Arc<Gateway> {
+        let state = self.directory.path().join("state");
+        Gateway::new(parts(&self.node, &self.store, &state, LimitsConfig::default()))
+    }
+
+    /// What is in the directory of a tenant's uploads.
+    pub(crate) fn uploads(&self, tenant: &str) -> Vec<String> {
+        let directory = self.directory.path().join("state/uploads").join(tenant);
+        let Ok(all) = std::fs::read_dir(directory) else {
+            return Vec::new();
+        };
+        all.map(|one| one.unwrap().file_name().into_string().unwrap()).collect()
     }
 
     /// Sends a request.
@@ -202,6 +223,7 @@ fn parts(node: &Arc<FakeNode>, store: &Arc<Sqlite>, state: &Path, limits: Limits
         tokens: Tokens::open(state).unwrap(),
         domain: Some("sb.example".into()),
         limits,
+        builds: BuildsConfig::new(state.join("uploads")),
     }
 }
 

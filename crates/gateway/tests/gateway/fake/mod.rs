@@ -22,6 +22,12 @@ use serde_json::json;
 /// The id of the template that there is, whose name is `base`.
 pub(crate) const BASE: &str = "b45eb45eb45eb45eb45eb45eb45eb45eb45eb45eb45eb45eb45eb45eb45eb45e";
 
+/// The images that there are.
+const IMAGES: [&str; 2] = [
+    "python:3",
+    "dddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddd",
+];
+
 /// An answer: items, the reply, descriptors.
 pub(crate) type Answered = (Vec<Item>, Result<Reply, ApiError>, Vec<OwnedFd>);
 
@@ -161,6 +167,11 @@ impl FakeNode {
         self.lock().sandboxes.get(id).cloned()
     }
 
+    /// All of them.
+    pub(crate) fn sandboxes(&self) -> Vec<Sandbox> {
+        self.lock().sandboxes.values().cloned().collect()
+    }
+
     /// The names of the snapshots.
     pub(crate) fn snapshots(&self) -> Vec<String> {
         self.lock().snapshots.keys().cloned().collect()
@@ -219,7 +230,7 @@ impl Kept {
 
     fn reply(&mut self, request: Request, items: &mut Vec<Item>, fds: &mut Vec<OwnedFd>) -> Result<Reply, ApiError> {
         match request {
-            Request::Run(config) => Ok(self.run(*config)),
+            Request::Run(config) => self.run(*config),
             Request::Clone(config) => self.clone_of(config),
             Request::Inspect { sandbox } => Ok(Reply::Sandbox(Box::new(self.get(&sandbox)?.clone()))),
             Request::List(list) => {
@@ -361,14 +372,17 @@ impl Kept {
         .collect()
     }
 
-    fn run(&mut self, mut config: SandboxConfig) -> Reply {
+    fn run(&mut self, mut config: SandboxConfig) -> Result<Reply, ApiError> {
         config.validate().unwrap();
+        if config.template.is_none() && !IMAGES.contains(&config.image.as_str()) {
+            return Err(missing("image"));
+        }
         if let Some(template) = templates().iter().find(|one| Some(&one.id) == config.template.as_ref()) {
             config.image.clone_from(&template.digest);
         }
         let template = config.template.clone();
         config.owner.clone_from(&self.tenant);
-        self.add(config, template, None)
+        Ok(self.add(config, template, None))
     }
 
     fn clone_of(&mut self, asked: CloneConfig) -> Result<Reply, ApiError> {
@@ -379,6 +393,8 @@ impl Kept {
         }
         config.labels.extend(asked.labels);
         config.process.env.extend(asked.env);
+        config.process.workdir = asked.workdir.or(config.process.workdir);
+        config.process.user = asked.user.or(config.process.user);
         config.time_limit = asked.time_limit.or(config.time_limit);
         config.egress = asked.egress.unwrap_or(config.egress);
         (config.remove, config.name) = (asked.remove, asked.name);
@@ -451,15 +467,15 @@ impl Kept {
         if one.state != State::Running {
             return Err(refusal(ErrorKind::WrongState, "it does not run"));
         }
+        let own = one.config.process.env.iter().map(String::as_str);
+        // Login shells of builds are not to read what this host's user has for his.
+        let is_build = one.config.labels.contains_key("basalt.e2b/build");
+        let home = is_build.then_some("HOME=/nowhere");
         let command = ExecRequest {
-            env: one
-                .config
-                .process
-                .env
-                .iter()
-                .map(|entry| entry.as_str().into())
-                .collect(),
-            cwd: "/".into(),
+            env: own.chain(home).map(Into::into).collect(),
+            cwd: one.config.process.workdir.as_deref().unwrap_or("/").into(),
+            // As whom tests run.
+            user: None,
             ..ExecRequest::default()
         };
         Ok(Reply::Agent {
