@@ -55,6 +55,11 @@ fn sends(world: &World, name: &str) -> Option<Egress> {
     world.network.egresses().remove(&slot)
 }
 
+/// Where it might send before its machine had any place in the network to send from.
+fn sent_first(world: &World, name: &str) -> Option<Egress> {
+    world.network.first_egress(world.entry(name).stored().slot)
+}
+
 /// What somebody was told of is so, and what failed changed nothing.
 fn is_one_of_both(world: &World, attempt: &Attempt) -> Result<(), String> {
     let now = of(world, "web");
@@ -142,6 +147,7 @@ fn a_policy_outlasts_daemons_tables_and_machines() {
         assert_eq!(sends(world, "free"), None);
     };
     is(&world, &before());
+    assert_eq!(sent_first(&world, "web"), Some(before()));
     world.restart();
     is(&world, &before());
     update(&world, &after()).unwrap();
@@ -162,11 +168,13 @@ fn a_policy_outlasts_daemons_tables_and_machines() {
     assert_eq!(sends(&world, "web"), None, "there is nobody who could send");
     world.node().start(&entry).unwrap();
     is(&world, &after());
+    assert_eq!(sent_first(&world, "web"), Some(after()));
     world.node().suspend(&entry).unwrap();
     update(&world, &before()).unwrap();
     world.restart();
     world.node().resume(&world.entry("web")).unwrap();
     is(&world, &before());
+    assert_eq!(sent_first(&world, "web"), Some(before()));
     world.ends_empty().unwrap();
 }
 
@@ -187,6 +195,7 @@ fn a_clone_sends_where_its_snapshot_could_or_where_it_is_told_and_who_is_put_bac
             ..CloneConfig::default()
         };
         node.clone_of(asked).unwrap();
+        assert_eq!(sent_first(&world, name), Some(sends(&world, name).unwrap_or_default()));
         sends(&world, name)
     };
     assert_eq!(clone("same", None), Some(before()));

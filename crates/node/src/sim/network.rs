@@ -28,6 +28,8 @@ struct Kernel {
     taps: BTreeSet<u32>,
     /// Where slots may send that are restricted.
     egresses: Egresses,
+    /// Where those might send that were attached, at that moment.
+    first: Egresses,
     is_up: bool,
     /// Another program has deleted its tables, and with them all that was published.
     is_damaged: bool,
@@ -110,6 +112,11 @@ impl Network {
         self.lock().egresses.clone()
     }
 
+    /// Where a slot might send when it was attached last.
+    pub(crate) fn first_egress(&self, slot: u32) -> Option<Egress> {
+        self.lock().first.get(&slot).cloned()
+    }
+
     /// Another program deletes all tables.
     pub(crate) fn damage(&self) {
         let mut kernel = self.lock();
@@ -152,6 +159,8 @@ impl OpenNetwork for Network {
         self.call("attach")?;
         let mut kernel = self.lock();
         kernel.taps.insert(slot);
+        let egress = kernel.egresses.get(&slot).cloned().unwrap_or_default();
+        kernel.first.insert(slot, egress);
         let was_in_use = std::mem::replace(&mut kernel.slot(slot).in_use, true);
         assert!(!was_in_use, "slot {slot} is attached twice");
         drop(kernel);

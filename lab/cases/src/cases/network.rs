@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use agent_api::{Connection, ExecRequest};
 use anyhow::{Context, Result, bail, ensure};
 use network::resolvers::Resolvers;
-use network::{Network, NetworkConfig, SlotState};
+use network::{Egresses, Network, NetworkConfig, SlotState};
 use vmm_api::devices::{MacAddress, NetConfig, NetLimits};
 
 use crate::vm::{self, Builder, Vm, guest_half, install};
@@ -276,7 +276,7 @@ impl Opened {
             },
             ..NetworkConfig::new("case")
         };
-        Ok(Self(Some(Network::open(&config)?)))
+        Ok(Self(Some(Network::open(&config, &Egresses::default())?)))
     }
 
     pub(super) fn get(&self) -> Result<&Network> {
