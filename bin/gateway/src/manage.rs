@@ -218,6 +218,20 @@ mod tests {
     }
 
     #[test]
+    fn a_key_that_is_shown_is_good_for_its_tenant_until_it_is_revoked() {
+        let (_directory, store) = open();
+        let key = new_key(&store, Some("a"), "env").unwrap();
+        let good = |key: &str, tenant| is_good(&store, key, tenant).unwrap();
+        assert!(good(&key, None) && good(&key, Some("a")) && !good(&key, Some("b")));
+        assert!(!good("", None) && !good("e2b_00", None) && !good(&"0".repeat(64), None));
+        let other = new_key(&store, None, "env").unwrap();
+        assert!(good(&other, Some(DEFAULT_TENANT)) && other != key);
+        let id = store.keys(Some("a")).unwrap()[0].id.clone();
+        run(&store, &Work::RevokeKey { id }).unwrap();
+        assert!(!good(&key, None));
+    }
+
+    #[test]
     fn a_key_is_revoked_once() {
         let (_directory, store) = open();
         let made = run(
