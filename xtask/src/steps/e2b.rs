@@ -223,7 +223,12 @@ impl Gateway {
         }
         let mut command = self.of(Command::new(clients.join("node")));
         command
-            .args(["--test", "--test-reporter=tap", "--test-timeout=240000", "--test-concurrency=1"])
+            .args([
+                "--test",
+                "--test-reporter=tap",
+                "--test-timeout=240000",
+                "--test-concurrency=1",
+            ])
             .args(JAVASCRIPT_TESTS)
             .current_dir(directory);
         let finished = task.finish_within(&mut command, TESTS_LIMIT)?;
