@@ -161,6 +161,9 @@ fn tenants_are_apart() {
     }
     let cloned = CloneConfig {
         snapshot: "s".to_owned(),
+        env: vec!["A=b".to_owned()],
+        workdir: Some("/tmp".to_owned()),
+        user: Some("1".to_owned()),
         ..CloneConfig::default()
     };
     assert_eq!(two.refused(Request::Clone(cloned.clone())).0, ErrorKind::NotFound);
@@ -172,6 +175,13 @@ fn tenants_are_apart() {
         panic!()
     };
     assert_eq!(twin.config.owner.as_deref(), Some("one"));
+    // Commands in it have what was asked for.
+    let sandbox = twin.id.clone();
+    let Reply::Agent { command, .. } = one.ask(Request::Exec { sandbox }) else {
+        panic!()
+    };
+    assert_eq!((command.cwd, command.user.as_deref()), ("/tmp".into(), Some("1")));
+    assert!(command.env.contains(&"A=b".into()), "{:?}", command.env);
     for sandbox in [a.id.clone(), twin.id] {
         one.ask(Request::Remove { sandbox, force: true });
     }

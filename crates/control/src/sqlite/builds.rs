@@ -19,6 +19,9 @@ const MAX_TAGS: usize = 100;
 /// So many builds of a template are remembered to which no tag leads.
 const HISTORY: usize = 20;
 
+/// So many builds of a template have a log, the newest.
+const LOGS: usize = 5;
+
 /// Since version 2 of the database.
 pub(super) const TABLES: &str = "
 CREATE TABLE templates (
@@ -167,6 +170,11 @@ fn bound_history(connection: &Connection, template: &str) -> Result<(), Error> {
                 AND id NOT IN (SELECT build FROM tags)
             ORDER BY created_ns DESC LIMIT -1 OFFSET ?2)",
         params![template, int(HISTORY as u64)],
+    )?;
+    connection.execute(
+        "UPDATE builds SET log = NULL WHERE id IN (
+            SELECT id FROM builds WHERE template = ?1 AND log IS NOT NULL ORDER BY created_ns DESC LIMIT -1 OFFSET ?2)",
+        params![template, int(LOGS as u64)],
     )?;
     Ok(())
 }
@@ -447,11 +455,20 @@ mod tests {
             let first = number == 0;
             one.state = if first { BuildState::Ready } else { BuildState::Failed };
             one.kept = first;
-            assert!(store.finish_build(&one, &[]).unwrap());
+            let line = LogLine {
+                time_ns: 1,
+                level: LogLevel::Info,
+                step: None,
+                message: "x".into(),
+            };
+            assert!(store.finish_build(&one, &[line]).unwrap());
         }
         let template = store.template("a", "web").unwrap().unwrap();
         let builds = store.builds(&template.id).unwrap();
         assert_eq!(builds.len(), HISTORY + 1);
         assert_eq!(builds.last().map(|one| one.state), Some(BuildState::Ready));
+        let has_log = |one: &&Build| !store.build_log(&one.id).unwrap().is_empty();
+        assert_eq!(builds.iter().filter(has_log).count(), LOGS);
+        assert!(has_log(&&builds[0]));
     }
 }

@@ -8,7 +8,7 @@ use crate::time_text;
 
 /// The most lines, and the most bytes of them.
 const MAX_LINES: usize = 10_000;
-const MAX_BYTES: usize = 1 << 20;
+const MAX_BYTES: usize = 256 << 10;
 
 /// The longest line.
 const MAX_LINE: usize = 4 << 10;

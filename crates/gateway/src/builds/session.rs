@@ -29,6 +29,10 @@ const SETTLE: Duration = Duration::from_secs(300);
 /// What an archive may become when it is unpacked. The disk of the sandbox has less.
 const MAX_UNPACKED: u64 = 64 << 30;
 
+/// The most variables, and bytes of them.
+const MAX_VARIABLES: usize = 256;
+const MAX_ENV: usize = 32 << 10;
+
 /// The names of the steps before the first and behind the last, as the SDKs know them.
 pub(super) const BASE: &str = "base";
 pub(super) const FINALIZE: &str = "finalize";
@@ -48,6 +52,9 @@ pub(super) enum Fault {
     /// What was uploaded cannot be read.
     #[error("what was uploaded cannot be read ({0}): it is to be a tar archive, maybe compressed by gzip")]
     Archive(#[source] io::Error),
+    /// Its environment is too large.
+    #[error("the variables of a template may be {MAX_VARIABLES} with {MAX_ENV} bytes together, and these are more")]
+    Environment,
     /// It took too long.
     #[error("a build may take {} s, and this one took longer", .0.as_secs())]
     Late(Duration),
@@ -188,12 +195,17 @@ impl<'b> Session<'b> {
             Step::Copy(copy) => self.copy(copy),
             Step::Env(pairs) => {
                 for (name, value) in pairs {
-                    let value = expand(value, |name| self.variable(name));
+                    let value = expand(value, |name| self.variable(name)).ok_or(Fault::Environment)?;
                     let prefix = format!("{name}=");
                     self.settings.env.retain(|variable| !variable.starts_with(&prefix));
                     self.settings.env.push(format!("{prefix}{value}"));
                 }
-                Ok(())
+                // It goes to the node with each sandbox.
+                let bytes: usize = self.settings.env.iter().map(String::len).sum();
+                match bytes <= MAX_ENV && self.settings.env.len() <= MAX_VARIABLES {
+                    true => Ok(()),
+                    false => Err(Fault::Environment),
+                }
             }
             Step::Workdir(directory) => {
                 let directory = absolute(&self.cwd, directory);
@@ -444,11 +456,15 @@ fn absolute(cwd: &str, path: &str) -> String {
     format!("/{}", parts.join("/"))
 }
 
-/// A value with the variables in it (`$NAME`, `${NAME}`) replaced, as in a Dockerfile; a backslash takes a dollar its meaning.
-fn expand(value: &str, variable: impl Fn(&str) -> Option<String>) -> String {
+/// A value with the variables in it (`$NAME`, `${NAME}`) replaced, as in a Dockerfile; a backslash takes a dollar its meaning. None if it
+/// becomes too large.
+fn expand(value: &str, variable: impl Fn(&str) -> Option<String>) -> Option<String> {
     let mut out = String::with_capacity(value.len());
     let mut rest = value;
     while let Some(at) = rest.find('$') {
+        if out.len() > MAX_ENV {
+            return None;
+        }
         let (before, behind) = rest.split_at(at);
         if let Some(before) = before.strip_suffix('\\') {
             out.push_str(before);
@@ -470,7 +486,7 @@ fn expand(value: &str, variable: impl Fn(&str) -> Option<String>) -> String {
         rest = next;
     }
     out.push_str(rest);
-    out
+    Some(out)
 }
 
 #[cfg(test)]
@@ -489,8 +505,10 @@ mod tests {
             ("${a b}", "${a b}"),
             ("", ""),
         ] {
-            assert_eq!(expand(value, variable), expanded, "{value}");
+            assert_eq!(expand(value, variable).as_deref(), Some(expanded), "{value}");
         }
+        let large = |_: &str| Some("x".repeat(MAX_ENV));
+        assert_eq!(expand(&"$A".repeat(1000), large), None);
     }
 
     #[test]

@@ -325,6 +325,10 @@ async fn what_fails_says_where_and_why_and_leaves_nothing() {
     )
     .await;
     assert!(step == "finalize" && why.contains("code 7"), "{why}");
+    // Each is twice as long as the one before.
+    let doubled = vec![json!({"type": "ENV", "args": ["A", "$A$A-"]}); 40];
+    let (_, why) = fails(&bed, of(json!(doubled))).await;
+    assert!(why.contains("32768 bytes"), "{why}");
     let (step, why) = fails(&bed, of(json!([{"type": "WORKDIR", "args": ["/proc/nothing"]}]))).await;
     assert!(step == "1" && why.contains("WORKDIR"), "{why}");
     bed.node.refuse("snapshot", Some(node_api::ErrorKind::Host));
