@@ -23,6 +23,7 @@ mod module;
 mod package;
 mod sandbox;
 mod tests;
+mod ui;
 mod unit;
 
 pub(crate) use build::cargo;
@@ -201,6 +202,8 @@ pub(crate) fn test() -> Vec<Step> {
     let images = [REDIS, NODE, BASE].map(|image| recipe(image, HINT_IMAGE));
     steps.extend(images.map(|step| step.after(&["apt-packages"])));
     steps.push(recipe(e2b::CLIENTS, HINT_SDKS));
+    steps.push(recipe(ui::CLIENT, HINT_SDKS).after(&["apt-packages"]));
+    steps.push(apt::browser().after(&["apt-packages"]));
     for (name, recipe, tag) in [
         ("import-python", PYTHON, "python"),
         ("import-redis", REDIS, "redis"),
@@ -225,7 +228,7 @@ pub(crate) fn test() -> Vec<Step> {
             .after(&["first-sandbox", "package", "module"])
             .follows(&before),
     );
-    let tested = ["unit-tests", "program-tests", "fuzz", "accel-clients"];
+    let tested = ["unit-tests", "program-tests", "fuzz", "accel-clients", "ui"];
     for step in [unit::unit(), unit::programs(), tests::fuzz()] {
         steps.push(step.after(&["build-tests"]).in_background());
     }
@@ -233,6 +236,9 @@ pub(crate) fn test() -> Vec<Step> {
     steps.push(recipe(clients::RECIPE, HINT_CLIENTS).after(&["apt-packages"]));
     // Not beside the build of tests: it has the server and the library compiled as that does.
     steps.push(clients.follows(&["program-tests"]).in_background());
+    // As the tests are: it has the gateway compiled as those do.
+    let page = ui::ui().after(&["build-tests", "ui-client", "browser"]);
+    steps.push(page.follows(&["program-tests"]).in_background());
     // Beside what is left for the lab, but for the audit, which runs cases.
     steps.push(checks::docs().after(&["first-sandbox"]).follows(&["cases"]));
     steps.push(lab_site::lab_site().after(&["first-sandbox"]).follows(&["docs"]));
