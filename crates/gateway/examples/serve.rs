@@ -101,8 +101,7 @@ impl Served {
         });
         let runtime = Runtime::new()?;
         let listener = runtime.block_on(tokio::net::TcpListener::bind(self.address))?;
-        println!("listening at {}", listener.local_addr()?);
-        std::io::stdout().flush()?;
+        say(&format!("listening at {}", listener.local_addr()?))?;
         let (stop, stopped) = tokio::sync::watch::channel(false);
         runtime.spawn(async move {
             let served = gateway::serve(gateway, Listeners::plain(listener), stopped).await;
@@ -111,6 +110,13 @@ impl Served {
         });
         Ok(runtime)
     }
+}
+
+/// Tells whoever started this.
+fn say(line: &str) -> std::io::Result<()> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{line}")?;
+    out.flush()
 }
 
 /// A key, printed for whoever started this.
@@ -133,7 +139,7 @@ fn main() -> Result<(), Failure> {
     let mut arguments = std::env::args().skip(1);
     let port: u16 = arguments.next().ok_or("say the port to listen at")?.parse()?;
     let state = PathBuf::from(arguments.next().ok_or("say the directory for the gateway's state")?);
-    println!("key {}", key(&state)?);
+    say(&format!("key {}", key(&state)?))?;
     let served = Served {
         node: Arc::default(),
         state,
@@ -151,8 +157,7 @@ fn main() -> Result<(), Failure> {
                 .set_log(format!("1763710727.000000000 o F {text}\n").as_bytes()),
             _ => return Err(format!("`{line}` is neither stop, start nor log").into()),
         }
-        println!("done");
-        std::io::stdout().flush()?;
+        say("done")?;
     }
     Ok(())
 }

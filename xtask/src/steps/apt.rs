@@ -56,13 +56,25 @@ const PACKAGES: &[(&str, &str)] = &[
     ),
 ];
 
+/// What only a test of the gateway's page needs: 100 MB, which nobody has to wait for who runs a sandbox.
+const BROWSER: &[(&str, &str)] = &[("chromium", "the browser in which the gateway's page is tested")];
+
 const LIMIT: Duration = Duration::from_secs(20 * 60);
 
-/// The step.
+/// The step `apt-packages`.
 pub(crate) fn packages() -> Step {
-    Step::new("apt-packages", install)
-        .plan(|_| {
-            Ok(if missing()?.is_empty() && lists_exist() {
+    step("apt-packages", PACKAGES)
+}
+
+/// The step `browser`.
+pub(crate) fn browser() -> Step {
+    step("browser", BROWSER)
+}
+
+fn step(name: &'static str, packages: &'static [(&'static str, &'static str)]) -> Step {
+    Step::new(name, move |context, task| install(context, task, packages))
+        .plan(move |_| {
+            Ok(if missing(packages)?.is_empty() && lists_exist() {
                 Plan::Done
             } else {
                 Plan::Run
@@ -73,8 +85,8 @@ pub(crate) fn packages() -> Step {
         )
 }
 
-fn install(context: &Context, task: &mut Task) -> Result<Report> {
-    let missing = missing()?;
+fn install(context: &Context, task: &mut Task, packages: &[(&'static str, &str)]) -> Result<Report> {
+    let missing = missing(packages)?;
     if !rustix::process::geteuid().is_root() {
         bail!(
             "not root; as root, run: apt-get update && apt-get install -y {}",
@@ -90,7 +102,9 @@ fn install(context: &Context, task: &mut Task) -> Result<Report> {
             .env("APT_CONFIG", &config);
         command
     };
-    let mut with_packages = vec!["install", "-y", "--no-install-recommends"];
+    // Recipes install packages, too.
+    let lock = "DPkg::Lock::Timeout=600";
+    let mut with_packages = vec!["install", "-y", "--no-install-recommends", "-o", lock];
     with_packages.extend(&missing);
     // Lists that are there but old name packages that the mirror has replaced: then they are fetched anew, once.
     let first = lists_exist() && task.run_within(&mut apt(&with_packages), LIMIT).is_ok();
@@ -107,10 +121,10 @@ fn install(context: &Context, task: &mut Task) -> Result<Report> {
     })
 }
 
-fn missing() -> Result<Vec<&'static str>> {
+fn missing(packages: &[(&'static str, &str)]) -> Result<Vec<&'static str>> {
     let status = fs::read_to_string("/var/lib/dpkg/status")
         .context("this is no Debian system (no /var/lib/dpkg/status); the setup steps know Debian 12 only")?;
-    Ok(missing_of(PACKAGES, &status))
+    Ok(missing_of(packages, &status))
 }
 
 fn missing_of(packages: &[(&'static str, &str)], status: &str) -> Vec<&'static str> {

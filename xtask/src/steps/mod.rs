@@ -24,6 +24,7 @@ mod module;
 mod package;
 mod sandbox;
 mod tests;
+mod ui;
 mod unit;
 
 pub(crate) use build::cargo;
@@ -208,6 +209,8 @@ pub(crate) fn test() -> Vec<Step> {
     steps.extend(images.map(|step| step.after(&["apt-packages"])));
     steps.push(recipe(e2b::CLIENTS, HINT_SDKS));
     steps.push(recipe(e2b_api::SCHEMATHESIS, HINT_SDKS));
+    steps.push(recipe(ui::CLIENT, HINT_SDKS).after(&["apt-packages"]));
+    steps.push(apt::browser().after(&["apt-packages"]));
     for (name, recipe, tag) in [
         ("import-python", PYTHON, "python"),
         ("import-redis", REDIS, "redis"),
@@ -232,7 +235,14 @@ pub(crate) fn test() -> Vec<Step> {
             .after(&["first-sandbox", "package", "module"])
             .follows(&before),
     );
-    let tested = ["unit-tests", "program-tests", "fuzz", "accel-clients", "schemathesis"];
+    let tested = [
+        "unit-tests",
+        "program-tests",
+        "fuzz",
+        "accel-clients",
+        "schemathesis",
+        "ui",
+    ];
     for step in [unit::unit(), unit::programs(), tests::fuzz()] {
         steps.push(step.after(&["build-tests"]).in_background());
     }
@@ -243,6 +253,9 @@ pub(crate) fn test() -> Vec<Step> {
     steps.push(made_up.follows(&["program-tests"]).in_background());
     // Not beside the build of tests: it has the server and the library compiled as that does.
     steps.push(clients.follows(&["program-tests"]).in_background());
+    // As the tests are: it has the gateway compiled as those do.
+    let page = ui::ui().after(&["build-tests", "ui-client", "browser"]);
+    steps.push(page.follows(&["program-tests"]).in_background());
     // Beside what is left for the lab, but for the audit, which runs cases.
     steps.push(checks::docs().after(&["first-sandbox"]).follows(&["cases"]));
     steps.push(lab_site::lab_site().after(&["first-sandbox"]).follows(&["docs"]));

@@ -111,7 +111,7 @@ export function history(id, seconds) {
   return ask('GET', `/sandboxes/${id}/metrics?start=${start}`)
 }
 
-/** Does something again and again as long as the page is looked at; not beside itself, and less often while it fails. Ends with `signal`. */
+/** Does something again and again as long as the page is looked at: not beside itself, and less often while it fails. `signal` ends it. */
 export function repeat(milliseconds, signal, work) {
   let timer
   let failed = 0

@@ -1,5 +1,5 @@
-// The frame of the page: who is here, which part of it is shown, and whether the gateway answers. Each part is a module with a function that
-// shows it and ends with a signal.
+// The frame of the page: who is here, which part of it is shown, and whether the gateway answers. Each part is a module with a function
+// that shows it and ends with a signal.
 
 import { events, hasKey, repeat, signOut, ask } from './api.js'
 import { button, h, note } from './dom.js'
@@ -42,7 +42,7 @@ function show() {
   }
   document.title = `${title} · Basalt`
   // Another tab of the same sandbox is its own affair.
-  if (same !== undefined && same === shown && main.dispatchEvent(new CustomEvent('tab', { cancelable: true }))) return
+  if (same !== undefined && same === shown && !main.dispatchEvent(new CustomEvent('tab', { cancelable: true }))) return
   shown = same
   current.abort()
   current = new AbortController()

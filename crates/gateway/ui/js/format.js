@@ -27,7 +27,8 @@ export function duration(seconds) {
   if (all < 60) return `${all} s`
   if (all < 3600) return `${Math.floor(all / 60)} m ${two(all % 60)} s`
   if (all < 86400) return `${Math.floor(all / 3600)} h ${two(Math.floor(all / 60) % 60)} m`
-  return `${Math.floor(all / 86400)} d ${Math.floor(all / 3600) % 24} h`
+  const days = Math.floor(all / 86400)
+  return days < 10 ? `${days} d ${Math.floor(all / 3600) % 24} h` : `${days} d`
 }
 
 /** Seconds since a moment. */
@@ -42,6 +43,7 @@ export function isNever(text) {
 
 /** Milliseconds of a span. */
 export function milliseconds(us) {
+  if (us === 0) return '0'
   if (us >= 1e6) return `${(us / 1e6).toFixed(2)} s`
   return us >= 1e4 ? `${(us / 1e3).toFixed(0)} ms` : `${(us / 1e3).toFixed(us < 1e3 ? 2 : 1)} ms`
 }

@@ -17,21 +17,22 @@ const AT_ONCE = 4
 
 /** What the SDK is told, where there is nothing. */
 export function first() {
-  return snippet(`export E2B_API_URL=${location.origin} E2B_SANDBOX_URL=${location.origin}
-export E2B_API_KEY=e2b_…    # the key that you signed in with
-python3 -c 'from e2b import Sandbox; print(Sandbox.create("base").sandbox_id)'`)
+  const variables = ['E2B_API_URL', 'E2B_SANDBOX_URL'].map((name) => `export ${name}=${location.origin}`)
+  return [
+    snippet([...variables, 'export E2B_API_KEY=e2b_…   # the key that you signed in with'].join('\n')),
+    snippet('from e2b import Sandbox\n\nsandbox = Sandbox.create("base")\nprint(sandbox.commands.run("uname -a").stdout)'),
+  ]
+}
+
+/** Whether somebody means it. */
+export function isSure(id) {
+  return confirm('Kill this sandbox?', `${id} ends now, with its files and all that runs in it. This cannot be undone.`, 'Kill it')
 }
 
 /** Pauses, resumes or kills, and says what has become of it. */
 export async function act(verb, id) {
   try {
     if (verb === 'kill') {
-      const sure = await confirm(
-        'Kill this sandbox?',
-        `${id} ends now, with its files and all that runs in it. This cannot be undone.`,
-        'Kill it',
-      )
-      if (!sure) return false
       await ask('DELETE', `/sandboxes/${id}`)
       note(`${id} was killed.`)
     } else if (verb === 'pause') {
@@ -86,7 +87,7 @@ class Row {
   }
 
   async do(verb) {
-    if (this.busy !== null) return
+    if (this.busy !== null || (verb === 'kill' && !(await isSure(this.id)))) return
     this.busy = verb
     this.update(this.sandbox)
     await act(verb, this.id)
@@ -110,8 +111,8 @@ class Row {
     const text = tags.join('\n')
     if (this.tagText !== text) {
       this.tagText = text
-      const shown = tags.slice(0, 3).map((tag) => h('span', { class: 'tag', title: tag }, tag))
-      if (tags.length > 3) shown.push(h('span', { class: 'tag', title: tags.slice(3).join('\n') }, `+${tags.length - 3}`))
+      const shown = tags.slice(0, 2).map((tag) => h('span', { class: 'tag', title: tag }, tag))
+      if (tags.length > 2) shown.push(h('span', { class: 'tag', title: tags.slice(2).join('\n') }, `+${tags.length - 2}`))
       this.tags.replaceChildren(...shown)
     }
     set(this.element, 'class', runs ? null : 'paused')
@@ -159,6 +160,7 @@ function matches(sandbox, words, state) {
 }
 
 function summary(all, isCut) {
+  if (all.length === 0) return ''
   const running = all.filter((one) => one.state === 'running')
   const cpus = running.reduce((sum, one) => sum + one.cpuCount, 0)
   const memory = running.reduce((sum, one) => sum + one.memoryMB, 0)
@@ -227,7 +229,7 @@ export function list(root, signal) {
           empty(
             'No sandboxes yet',
             'They appear here by themselves. Make the first one with the SDK, or from a template:',
-            first(),
+            ...first(),
             h('p', {}, h('a', { href: '#/templates' }, 'See the templates')),
           ),
         )

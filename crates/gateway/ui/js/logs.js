@@ -6,6 +6,14 @@ import { clock } from './format.js'
 
 const MOST = 1000
 
+const NO_MATCH = () => empty('No such lines', 'Nothing that was written has this.')
+const NOTHING = () =>
+  empty(
+    'Nothing was written',
+    'Here is what a sandbox’s own command writes. One that was made of a template has none: ' +
+      'what its commands write goes to who started them.',
+  )
+
 function line(one) {
   return h(
     'div',
@@ -50,17 +58,6 @@ export function logs(root, signal, id) {
     if (isAtEnd) lines.scrollTop = lines.scrollHeight
     say(count, found.length === 0 ? '' : found.length === MOST ? `the last ${MOST} lines` : `${found.length} lines`)
     const isAsked = search.value !== '' || level.value !== ''
-    place.replaceChildren(
-      ...(found.length
-        ? []
-        : [
-            isAsked
-              ? empty('No such lines', 'Nothing that was written has this.')
-              : empty(
-                  'Nothing was written',
-                  'Here is what a sandbox’s own command writes. One that was made of a template has none: what its commands write goes to who started them.',
-                ),
-          ]),
-    )
+    place.replaceChildren(...(found.length === 0 ? [isAsked ? NO_MATCH() : NOTHING()] : []))
   })
 }

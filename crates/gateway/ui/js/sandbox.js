@@ -4,7 +4,7 @@ import { Failure, ask, history, repeat } from './api.js'
 import { Chart } from './chart.js'
 import { button, empty, h, say, set } from './dom.js'
 import { age, bytes, duration, moment, percent } from './format.js'
-import { act, left } from './list.js'
+import { act, isSure, left } from './list.js'
 import { logs } from './logs.js'
 import { terminal } from './terminal.js'
 import { trace } from './trace.js'
@@ -45,11 +45,12 @@ export function sandbox(root, signal, id, wanted) {
   top.hidden = tabs.hidden = true
 
   let known
-  let inner = new AbortController()
   let open = ''
-  signal.addEventListener('abort', () => inner.abort())
+  let opened = []
+  signal.addEventListener('abort', () => closeAll())
 
   async function run(verb) {
+    if (verb === 'kill' && !(await isSure(id))) return
     hold.disabled = kill.disabled = true
     const done = await act(verb, id)
     hold.disabled = kill.disabled = false
@@ -66,24 +67,29 @@ export function sandbox(root, signal, id, wanted) {
     set(facts, 'class', isSoon ? 'counts soon' : 'counts')
   }
 
-  /** Opens the tab that is wanted; one whose content depends on the state anew when that has changed. */
+  /** Opens the tab that is wanted. The terminal stays behind the others as it is, as long as the sandbox's state does. */
   function show() {
     const tab = TABS.find((one) => one.name === wanted) ?? TABS[0]
     for (const one of tabs.children) set(one, 'aria-current', one.dataset.tab === tab.name ? 'page' : null)
     const key = tab.name === 'terminal' ? `${tab.name} ${known.state}` : tab.name
     if (key === open) return
     open = key
-    inner.abort()
-    inner = new AbortController()
-    const content = h('div', { class: tab.name })
-    place.replaceChildren(content)
-    tab.show(
-      content,
-      inner.signal,
-      known,
-      () => known,
-      () => run('resume'),
-    )
+    closeAll((one) => one.key.startsWith('terminal') && (one.key === key || tab.name !== 'terminal'))
+    for (const one of opened) one.content.hidden = one.key !== key
+    if (opened.some((one) => one.key === key)) return
+    const one = { key, content: h('div', { class: tab.name }), life: new AbortController() }
+    opened.push(one)
+    place.append(one.content)
+    tab.show(one.content, one.life.signal, known, () => run('resume'))
+  }
+
+  /** Closes all tabs but those that are to be kept. */
+  function closeAll(isKept = () => false) {
+    for (const one of opened.filter((one) => !isKept(one))) {
+      one.life.abort()
+      one.content.remove()
+    }
+    opened = opened.filter(isKept)
   }
 
   const main = document.getElementById('main')
@@ -98,7 +104,7 @@ export function sandbox(root, signal, id, wanted) {
   )
 
   function gone() {
-    inner.abort()
+    closeAll()
     open = ''
     known = undefined
     top.hidden = tabs.hidden = true
@@ -134,8 +140,8 @@ function fact(name, value, mono = false) {
   return [h('dt', {}, name), h('dd', { class: mono ? 'mono' : null }, value)]
 }
 
-function overview(root, signal, first, current) {
-  let seconds = 3600
+function overview(root, signal, first) {
+  let seconds = age(first.startedAt) < 600 ? 600 : 3600
   const cpu = new Chart('CPU', 'cpu', percent)
   const memory = new Chart('Memory', 'memory', bytes)
   const ranges = h(

@@ -18,6 +18,12 @@ export async function start(templateID, name, self) {
   }
 }
 
+function machine(one) {
+  const mib = 1024 * 1024
+  const disk = one.diskSizeMB ? `${bytes(one.diskSizeMB * mib)} disk` : 'no disk'
+  return `${one.cpuCount} vCPU${one.cpuCount === 1 ? '' : 's'} · ${bytes(one.memoryMB * mib)} · ${disk}`
+}
+
 function row(one) {
   const name = one.names[0] ?? one.templateID.slice(0, 12)
   const create = button('Start a sandbox', () => start(one.templateID, name, create), {
@@ -40,8 +46,7 @@ function row(one) {
       ),
     ),
     cell('c-template', h('span', { class: 'mono quiet', title: one.templateID }, one.templateID.slice(0, 12))),
-    cell('c-size', `${one.cpuCount} vCPU${one.cpuCount === 1 ? '' : 's'} · ${bytes(one.memoryMB * 1024 * 1024)}`),
-    cell('c-disk', one.diskSizeMB ? `${bytes(one.diskSizeMB * 1024 * 1024)} disk` : 'no disk'),
+    cell('c-size', machine(one)),
     cell('c-age', h('span', { class: 'number' }, duration(age(one.createdAt)))),
     cell('c-actions', create),
   )
@@ -51,7 +56,7 @@ function row(one) {
 export function templates(root, signal) {
   const counts = h('p', { class: 'counts' })
   const body = h('tbody', { role: 'rowgroup' })
-  const heads = ['Name', 'Id', 'Machine', 'Disk', 'Age', ''].map((text) =>
+  const heads = ['Name', 'Id', 'Machine', 'Age', ''].map((text) =>
     h(
       'th',
       { scope: 'col', role: 'columnheader', class: text === 'Age' ? 'right' : null },

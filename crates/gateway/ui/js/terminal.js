@@ -1,5 +1,5 @@
-// A shell in a sandbox: a process with a terminal, whose output is a stream and whose input is sent piece by piece. It runs on when the page is
-// left, and is found again by its number. What comes out of it is a guest's: the terminal shows it, and follows no link in it.
+// A shell in a sandbox: a process with a terminal, whose output is a stream and whose input is sent piece by piece. It runs on when the
+// page is left, and is found again by its number. What comes out of it is a guest's: the terminal shows it, and follows no link in it.
 
 import { FitAddon } from '../vendor/xterm/addon-fit.mjs'
 import { Terminal } from '../vendor/xterm/xterm.mjs'
@@ -106,10 +106,12 @@ class Shell {
   }
 
   async pause(error) {
+    // A browser says in its own words that there was no answer.
+    const why = error instanceof TypeError || error.name === 'AbortError' ? 'no answer' : error.message.replace(/\.$/, '')
     const seconds = Math.min(10, 2 ** this.tries)
     this.tries += 1
     this.isConnected = false
-    this.tell(`not connected (${error.message.replace(/\.$/, '')}): tries again in ${seconds} s`, 'wait')
+    this.tell(`not connected (${why}): tries again in ${seconds} s`, 'wait')
     await new Promise((resolve) => {
       const timer = setTimeout(resolve, seconds * 1000)
       this.signal.addEventListener(
@@ -170,16 +172,17 @@ class Shell {
     this.sends = false
   }
 
-  /** What has it on its screen draws it again when the size changes. */
+  /** What has the screen draws it again when its width changes. */
   async redraw() {
-    await this.resize(this.size().rows - 1)
+    await this.resize(this.size().cols - 1)
+    await new Promise((resolve) => setTimeout(resolve, 150))
     await this.resize()
   }
 
-  async resize(rows = this.size().rows) {
+  async resize(cols = this.size().cols) {
     if (!this.isConnected) return
     try {
-      await this.processes.call('Update', { process: { pid: this.pid }, pty: { size: { ...this.size(), rows } } })
+      await this.processes.call('Update', { process: { pid: this.pid }, pty: { size: { ...this.size(), cols } } })
     } catch {
       // The next size, or the next connection, sets it.
     }
@@ -187,7 +190,7 @@ class Shell {
 }
 
 /** Shows a terminal in a sandbox that runs. */
-export function terminal(root, signal, sandbox, _current, resume) {
+export function terminal(root, signal, sandbox, resume) {
   if (sandbox.state !== 'running') {
     root.append(
       empty(
@@ -255,7 +258,8 @@ export function terminal(root, signal, sandbox, _current, resume) {
     timer = setTimeout(() => shell.resize(), 100)
   })
   say(size, `${view.cols} × ${view.rows}`)
-  const watch = new ResizeObserver(() => fit.fit())
+  // Behind another tab it has no size, and keeps the one that it had.
+  const watch = new ResizeObserver(() => place.clientWidth > 0 && fit.fit())
   watch.observe(place)
   signal.addEventListener('abort', () => {
     life.abort()
