@@ -9,7 +9,7 @@ from api.marks import mark
 from e2b import AsyncSandbox, Sandbox
 
 # Sandboxes of tests that were killed go by themselves.
-TIMEOUT = 600
+TIMEOUT = 1800
 
 
 def eventually(ask, what, seconds=60):
