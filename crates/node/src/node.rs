@@ -171,13 +171,7 @@ impl Node {
         let sandboxes = Arc::new(Sandboxes::behind(newest.map(|stored| stored.slot)));
         let network = Arc::new(NodeNetwork::new(instance(&config.state), parts.network));
         // Before anything is done with any of them: the network's tables are made anew when it is needed first.
-        // One without a directory may have the slot of another one by now.
-        for stored in found
-            .homeless
-            .iter()
-            .chain(&found.known)
-            .filter(|stored| stored.networked)
-        {
+        for stored in found.known.iter().filter(|stored| stored.networked) {
             network.sends_by(stored.slot, stored.sandbox.config.egress.clone());
         }
         let (store, hold) = (Arc::new(store), Arc::new(Hold::new(lock, reserve)));

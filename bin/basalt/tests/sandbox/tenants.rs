@@ -67,7 +67,7 @@ fn idle(of: &SandboxConfig, name: &str) -> Request {
 }
 
 /// What can be asked about a sandbox.
-fn about(sandbox: &str, snapshot: &SnapshotConfig) -> [Request; 8] {
+fn about(sandbox: &str, snapshot: &SnapshotConfig) -> [Request; 9] {
     let sandbox = sandbox.to_owned();
     [
         Request::Inspect {
@@ -89,6 +89,10 @@ fn about(sandbox: &str, snapshot: &SnapshotConfig) -> [Request; 8] {
             sandbox: sandbox.clone(),
             ms: None,
             then: None,
+        },
+        Request::UpdateNetwork {
+            sandbox: sandbox.clone(),
+            egress: base::Egress::default(),
         },
         Request::MakeSnapshot(SnapshotConfig {
             sandbox: sandbox.clone(),

@@ -239,6 +239,9 @@ impl Node {
             self.hold.lack.tell();
         }
         if stored.networked {
+            // One without a directory may have the slot of another one by now.
+            self.network
+                .has_restricted(stored.slot, &stored.sandbox.config.egress)?;
             self.network
                 .has_published(stored.slot, parse_ports(&stored.sandbox.config.ports)?);
         }

@@ -200,6 +200,18 @@ impl NodeNetwork {
         })
     }
 
+    /// A machine was found in a slot of which nothing was said before: until now it could send nowhere if it was restricted.
+    pub(crate) fn has_restricted(&self, slot: u32, egress: &Egress) -> Result<(), Error> {
+        let network = self.get()?;
+        let mut kept = self.lock_kept();
+        if kept.egresses.contains_key(&slot) {
+            return Ok(());
+        }
+        network.restrict(slot, egress)?;
+        kept.egresses.insert(slot, egress.clone());
+        Ok(())
+    }
+
     /// A record says so of a slot that may have a machine; before the network is needed.
     pub(crate) fn sends_by(&self, slot: u32, egress: Egress) {
         self.lock_kept().egresses.insert(slot, egress);

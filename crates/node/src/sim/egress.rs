@@ -248,3 +248,17 @@ fn a_machine_that_ends_during_an_update_leaves_nothing() {
     assert_eq!((sends(&world, "web"), of(&world, "web")), (None, after()));
     world.ends_empty().unwrap();
 }
+
+/// Its record is the database's alone, and its slot not told of before it is taken over.
+#[test]
+fn one_without_its_directory_is_restricted_by_the_next_daemon_too() {
+    let mut world = World::new();
+    running_restricted(&mut world);
+    let ran = world.running("web");
+    let directory = world.node().sandbox_paths(&world.entry("web")).directory;
+    std::fs::remove_dir_all(directory).unwrap();
+    world.restart();
+    assert!(ran.is_some() && world.has(ran), "it was to run on");
+    assert_eq!((sends(&world, "web"), of(&world, "web")), (Some(before()), before()));
+    world.ends_empty().unwrap();
+}
