@@ -4,6 +4,7 @@
 mod fake;
 
 mod access;
+mod build_lives;
 mod builds;
 mod lifecycle;
 mod metrics;

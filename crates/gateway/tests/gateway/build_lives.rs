@@ -1,0 +1,151 @@
+//! How builds live and end: their turns, their time and what they take; gateways that end under them.
+
+use std::time::Duration;
+
+use control::{Quota, Tenants};
+use gateway::LimitsConfig;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+
+use crate::builds::{built, ended, fails, lines, path, run, start, status};
+use crate::support::{Bed, request, until};
+use crate::uploads::requested;
+
+#[tokio::test]
+async fn a_build_takes_of_the_quota_and_its_sandbox_is_not_seen() {
+    let bed = Bed::new();
+    let (template, build) = requested(&bed, json!({"name": "web"})).await;
+    let body = json!({"fromImage": "python:3", "steps": [run("sleep 100")]});
+    start(&bed, &template, &build, body.clone()).await;
+    until("its sandbox", async || !bed.node.sandboxes().is_empty()).await;
+    let id = bed.node.sandboxes()[0].id.clone();
+    assert_eq!(bed.get("/v2/sandboxes").await.is(200), json!([]));
+    assert_eq!(bed.get("/sandboxes").await.is(200), json!([]));
+    assert_eq!(
+        bed.get(&format!("/sandboxes/metrics?sandbox_ids={id}")).await.is(200),
+        json!({"sandboxes": {}})
+    );
+    bed.get(&format!("/sandboxes/{id}")).await.is(404);
+    bed.ask("DELETE", &format!("/sandboxes/{id}"), Value::Null)
+        .await
+        .is(404);
+    assert_eq!(status(&bed, &template, &build).await["status"], "building");
+    let path = format!("/v2/templates/{template}/builds/{build}");
+    bed.post(&path, body.clone()).await.is(409);
+    bed.send(request("POST", &path, Some(&bed.other_key), body.clone()))
+        .await
+        .is(404);
+    let quota = Quota {
+        sandboxes: Some(1),
+        ..Quota::default()
+    };
+    bed.store.set_quota("one", quota).unwrap();
+    bed.post("/v2/sandboxes", json!({"templateID": "base"})).await.is(429);
+    let (_, _, end) = built(&bed, json!({"name": "more"}), body).await;
+    assert!(
+        end["reason"]["message"].as_str().unwrap().contains("quota is 1"),
+        "{end:#}"
+    );
+    // Deleted while it is built: it ends, and nothing is left.
+    bed.ask("DELETE", "/templates/web", Value::Null).await.is(204);
+    until("the end of its sandbox", async || bed.node.sandboxes().is_empty()).await;
+    assert!(bed.node.snapshots().is_empty());
+}
+
+#[tokio::test]
+async fn a_build_that_takes_too_long_is_ended() {
+    let bed = Bed::with_builds(LimitsConfig::default(), |builds| {
+        (builds.limit, builds.ready) = (Duration::from_secs(3), Duration::from_millis(700));
+    });
+    let body = json!({"fromImage": "python:3", "steps": [run("sleep 100")]});
+    let (step, why) = fails(&bed, body).await;
+    assert!(step == "1" && why.contains("may take 3 s"), "{why}");
+    let (step, why) = fails(&bed, json!({"fromImage": "python:3", "readyCmd": "exit 5"})).await;
+    assert!(
+        step == "finalize" && why.contains("not ready") && why.contains("code 5"),
+        "{why}"
+    );
+}
+
+#[tokio::test]
+async fn builds_wait_for_their_turn() {
+    let bed = Bed::with_builds(LimitsConfig::default(), |builds| builds.per_tenant = 1);
+    let (template, first) = requested(&bed, json!({"name": "web"})).await;
+    let (_, second) = requested(&bed, json!({"name": "web"})).await;
+    let place = tempfile::tempdir().unwrap();
+    let go_on = path(place.path(), "go-on");
+    let waits = run(&format!("while [ ! -e {go_on} ]; do sleep 0.05; done"));
+    start(
+        &bed,
+        &template,
+        &first,
+        json!({"fromImage": "python:3", "steps": [waits]}),
+    )
+    .await;
+    until("its sandbox", async || !bed.node.sandboxes().is_empty()).await;
+    start(&bed, &template, &second, json!({"fromImage": "python:3"})).await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!(lines(&status(&bed, &template, &second).await), ["waiting for a turn"]);
+    assert_eq!(bed.node.sandboxes().len(), 1);
+    std::fs::write(go_on, "").unwrap();
+    for build in [first, second] {
+        assert_eq!(ended(&bed, &template, &build).await["status"], "ready");
+    }
+}
+
+#[tokio::test]
+async fn a_gateway_that_is_started_again_fails_what_was_being_built() {
+    let bed = Bed::new();
+    let (template, build) = requested(&bed, json!({"name": "web"})).await;
+    let body = json!({"fromImage": "python:3", "steps": [run("sleep 3")]});
+    start(&bed, &template, &build, body).await;
+    until("its sandbox", async || !bed.node.sandboxes().is_empty()).await;
+    let other = bed.make(Value::Null).await;
+    std::fs::create_dir_all(bed.directory.path().join("state/uploads/one")).unwrap();
+    std::fs::write(bed.directory.path().join("state/uploads/one/.0.part"), "x").unwrap();
+    // The first is as good as gone: nobody asks it any more.
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (stop, stopped) = watch::channel(false);
+    let serves = tokio::spawn(gateway::serve(bed.successor(), Listeners::plain(listener), stopped));
+    until("what is left to go", async || {
+        bed.node
+            .sandboxes()
+            .iter()
+            .map(|one| one.id.as_str())
+            .eq([other.as_str()])
+    })
+    .await;
+    let told = control::Builds::build(bed.store.as_ref(), "one", &build)
+        .unwrap()
+        .unwrap();
+    assert_eq!(told.state, control::BuildState::Failed);
+    assert!(told.failure.unwrap().message.contains("build it again"));
+    assert!(bed.uploads("one").is_empty());
+    stop.send_replace(true);
+    serves.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_gateway_that_ends_ends_its_builds() {
+    let bed = Bed::new();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (stop, stopped) = watch::channel(false);
+    let serves = tokio::spawn(gateway::serve(bed.gateway.clone(), Listeners::plain(listener), stopped));
+    let (template, build) = requested(&bed, json!({"name": "web"})).await;
+    let body = json!({"fromImage": "python:3", "steps": [run("sleep 1000")]});
+    start(&bed, &template, &build, body).await;
+    until("its sandbox", async || !bed.node.sandboxes().is_empty()).await;
+    stop.send_replace(true);
+    tokio::time::timeout(Duration::from_secs(20), serves)
+        .await
+        .unwrap()
+        .unwrap()
+        .unwrap();
+    assert!(bed.node.sandboxes().is_empty());
+    let told = status(&bed, &template, &build).await;
+    assert_eq!(told["status"], "error");
+    assert!(
+        told["reason"]["message"].as_str().unwrap().contains("ended"),
+        "{told:#}"
+    );
+}
