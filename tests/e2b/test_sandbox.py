@@ -145,6 +145,18 @@ def test_metrics_tell_what_is_used():
         assert found[-1].cpu_count >= 1 and 0 < found[-1].mem_used <= found[-1].mem_total
 
 
+def test_metrics_have_a_history():
+    began = datetime.datetime.now(datetime.timezone.utc)
+    hour = datetime.timedelta(hours=1)
+    with made() as sandbox:
+        # The gateway looks every five seconds.
+        found = eventually(lambda: (all := sandbox.get_metrics(start=began - hour, end=began + hour))[2:] and all, "three points")
+        times = [one.timestamp for one in found]
+        assert times == sorted(set(times))
+        assert sandbox.get_metrics(end=began - hour) == []
+        assert len(sandbox.get_metrics(start=times[1], end=times[1])) == 1
+
+
 def test_what_cannot_be_honoured_is_refused():
     for refused, options in {
         "internet access": {"allow_internet_access": False},

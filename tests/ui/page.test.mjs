@@ -14,7 +14,7 @@ import { after, before, test } from 'node:test'
 import puppeteer from 'puppeteer-core'
 
 /** For what has to come, on a machine that does other things. */
-const SOON = 30_000
+const SOON = 60_000
 
 const HOSTILE = '<img src=x onerror="window.hit=1"><script>window.hit=1</script>'
 
@@ -156,7 +156,7 @@ const nothingWrong = async () => {
 }
 
 const check = (name, work) =>
-  test(name, { timeout: 120_000 }, async () => {
+  test(name, { timeout: 240_000 }, async () => {
     await work()
     await nothingWrong()
   })
@@ -320,6 +320,8 @@ check('a shell runs on behind other tabs and when the page is loaded anew, until
   await onScreen('it is kept')
   await page.reload()
   await until('the shell again', (old) => document.querySelector('.status')?.textContent === old, shell)
+  // What waits for input says so on the new screen.
+  await onScreen('$ ')
   await page.focus('.xterm textarea')
   await type('echo $marker in $PWD')
   await onScreen('kept in /usr')

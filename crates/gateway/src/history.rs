@@ -271,11 +271,11 @@ mod tests {
         let history = History::default();
         history.add((T + 10) * S, &[usage("a", T, 10_000), usage("b", T, 0)]);
         history.add((T + 20) * S, &[usage("a", T, 11_000), usage("b", T, 0)]);
-        // It was started again, and its clock is another.
-        history.add((T + 30) * S, &[usage("a", T + 28, 500), usage("b", T, 0)]);
-        history.add((T + 40) * S, &[usage("a", T + 28, 40_500), usage("b", T, 0)]);
+        // They were started again, and their clocks are others.
+        history.add((T + 30) * S, &[usage("a", T + 28, 500), usage("b", T + 28, 1000)]);
+        history.add((T + 40) * S, &[usage("a", T + 28, 40_500), usage("b", T + 28, 1000)]);
         assert_eq!(rates(&history, "a"), [1000, 100, 250, 4000]);
-        assert_eq!(rates(&history, "b"), [0; 4]);
+        assert_eq!(rates(&history, "b"), [0, 0, 500, 0]);
         let at = history.between("a", T + 20, T + 30);
         assert_eq!(
             at.iter().map(|point| u64::from(point.at) - T).collect::<Vec<_>>(),

@@ -101,6 +101,9 @@ async fn nothing_but_the_page_is_below_its_path() {
         "/ui/index.html/",
         "/ui/INDEX.HTML",
         "/ui/README.md",
+        "/ui/vendor/xterm/README.md",
+        "/ui/x/index.html",
+        "/ui/js/../index.html",
         "/ui/js/app.js%00",
     ] {
         let (head, body) = ask(&bed, "GET", path, None).await;
