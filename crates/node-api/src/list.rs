@@ -1,5 +1,6 @@
 //! Which sandboxes are listed, in which order, and how many at a time.
 
+use std::borrow::Borrow;
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
@@ -54,18 +55,24 @@ impl ListConfig {
         }
     }
 
-    /// What is asked for of `sandboxes`, in order.
-    pub fn of(&self, mut sandboxes: Vec<Sandbox>) -> Vec<Sandbox> {
-        sandboxes.retain(|sandbox| self.has(sandbox));
-        sandboxes.sort_by_cached_key(Place::of);
-        if self.newest_first {
-            sandboxes.reverse();
-        }
-        sandboxes.truncate(self.limit.unwrap_or(usize::MAX));
-        sandboxes
+    /// What is asked for of `sandboxes`, in order. They may be borrowed: most of many are not asked for, and need not be copied.
+    pub fn of<S: Borrow<Sandbox>>(&self, sandboxes: impl IntoIterator<Item = S>) -> Vec<S> {
+        let found = sandboxes.into_iter().filter(|sandbox| self.has(sandbox.borrow()));
+        self.in_order(found.map(|sandbox| (Place::of(sandbox.borrow()), sandbox)).collect())
     }
 
-    fn has(&self, sandbox: &Sandbox) -> bool {
+    /// Those that are asked for ([`Self::has`]) in the list's order, as many as are wanted.
+    pub fn in_order<T>(&self, mut found: Vec<(Place, T)>) -> Vec<T> {
+        found.sort_by(|(one, _), (other, _)| match self.newest_first {
+            true => other.cmp(one),
+            false => one.cmp(other),
+        });
+        found.truncate(self.limit.unwrap_or(usize::MAX));
+        found.into_iter().map(|(_, one)| one).collect()
+    }
+
+    /// Whether this one is asked for.
+    pub fn has(&self, sandbox: &Sandbox) -> bool {
         let state = match self.states.is_empty() {
             true => self.all || sandbox.state.has_vm() || sandbox.state == State::Suspended,
             false => self.states.contains(&sandbox.state),

@@ -335,8 +335,10 @@ impl Kept {
 
     fn list(&self, list: &ListConfig) -> Vec<Item> {
         let its = self.sandboxes.values().filter(|one| self.owns(&one.config));
-        let all = list.of(its.cloned().collect());
-        all.into_iter().map(|one| Item::Sandbox(Box::new(one))).collect()
+        let all = list.of(its);
+        all.into_iter()
+            .map(|one| Item::Sandbox(Box::new(one.clone())))
+            .collect()
     }
 
     fn stats(&self, id: Option<&str>) -> Vec<Item> {
