@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use control::{Quota, Tenants};
-use gateway::LimitsConfig;
+use gateway::{LimitsConfig, Listeners};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
