@@ -66,9 +66,11 @@ fn one_that_is_killed_while_it_is_suspended_has_exited() {
         let entry = world.entry("web");
         let (come, comes) = mpsc::channel();
         world.faults.at(point, move || {
+            // Who is told may have taken it away before anything is done here.
+            let vm = entry.vm().unwrap();
             come.send(()).unwrap();
             // Nothing else is done before its VMM is gone.
-            assert!(entry.vm().unwrap().wait(AT_ONCE));
+            assert!(vm.wait(AT_ONCE));
         });
         thread::scope(|scope| {
             let kill = || world.node().kill(&world.entry("web"), libc::SIGKILL);
