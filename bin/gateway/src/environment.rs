@@ -1,8 +1,8 @@
 //! What moves a program with the E2B SDKs to a gateway: environment variables, for a shell or as JSON. Knows no store.
 //!
 //! By names, where the gateway has a domain, as that is the way that all versions of the SDKs have, and by which addresses of ports and files
-//! work. Python's `ssl`, httpx, pyqwest (by rustls) and curl take the certificates of `SSL_CERT_FILE` in place of the machine's,
-//! requests those of `REQUESTS_CA_BUNDLE`; Node adds those of `NODE_EXTRA_CA_CERTS` to its own.
+//! work. Python's `ssl`, httpx and pyqwest (by rustls) take the certificates of `SSL_CERT_FILE` in place of the machine's,
+//! requests those of `REQUESTS_CA_BUNDLE`, curl those of `CURL_CA_BUNDLE` before the first; Node adds those of `NODE_EXTRA_CA_CERTS` to its own.
 
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::Duration;
@@ -41,6 +41,7 @@ pub(crate) fn variables(serving: &Serving, key: &str) -> Variables {
         all.extend([
             ("SSL_CERT_FILE", file(BUNDLE)),
             ("REQUESTS_CA_BUNDLE", file(BUNDLE)),
+            ("CURL_CA_BUNDLE", file(BUNDLE)),
             ("NODE_EXTRA_CA_CERTS", file(CERTIFICATE)),
         ]);
     }
@@ -123,6 +124,7 @@ mod tests {
         is("E2B_API_KEY", "e2b_00");
         is("SSL_CERT_FILE", "/a b/ca-bundle.pem");
         is("REQUESTS_CA_BUNDLE", "/a b/ca-bundle.pem");
+        is("CURL_CA_BUNDLE", "/a b/ca-bundle.pem");
         is("NODE_EXTRA_CA_CERTS", "/a b/ca.pem");
         for name in ["E2B_API_URL", "E2B_SANDBOX_URL", "E2B_DEBUG"] {
             assert_eq!(value(&all, name), Some(None), "{name}");

@@ -3,7 +3,7 @@
 //! can do everything that this process can.
 //!
 //! ```text
-//! cargo run -p basalt-gateway --example node -- /tmp/node.sock &
+//! cargo run -p basalt-gateway --example node -- /tmp/node.sock [USER] &
 //! basalt-gateway --node-socket /tmp/node.sock --state /tmp/gateway --domain sb.localhost:3443 &
 //! eval "$(basalt-gateway env --state /tmp/gateway)"
 //! ```
@@ -16,20 +16,23 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use fake::FakeNode;
-use node_api::Packet;
+use node_api::{Packet, Reply};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use wire::packet::PacketSocket;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
-/// Answers one asker until it leaves.
-fn converse(node: &FakeNode, socket: &PacketSocket) -> Result<()> {
+/// Answers one asker until it leaves. Commands are this user's of the host unless they say whose they are.
+fn converse(node: &FakeNode, user: Option<&str>, socket: &PacketSocket) -> Result<()> {
     loop {
         let (bytes, _) = socket.receive()?;
         let Packet::Request { request, tenant, .. } = serde_json::from_slice(&bytes)? else {
             return Err("that is no request".into());
         };
-        let (items, reply, fds) = node.answer(tenant.as_deref(), request);
+        let (items, mut reply, fds) = node.answer(tenant.as_deref(), request);
+        if let Ok(Reply::Agent { command, .. }) = &mut reply {
+            command.user = user.map(str::to_owned);
+        }
         for item in items {
             socket.send(&serde_json::to_vec(&Packet::Item(item))?, &[])?;
         }
@@ -44,10 +47,11 @@ fn main() -> Result<()> {
     rustix::net::bind(&listener, &SocketAddrUnix::new(path)?)?;
     rustix::net::listen(&listener, 64)?;
     let node = Arc::new(FakeNode::default());
+    let user = std::env::args().nth(2);
     loop {
         let socket = PacketSocket::from_fd(rustix::net::accept_with(&listener, SocketFlags::CLOEXEC)?);
-        let node = Arc::clone(&node);
+        let (node, user) = (Arc::clone(&node), user.clone());
         // An asker that leaves has ended the conversation, too.
-        std::thread::spawn(move || drop(converse(&node, &socket)));
+        std::thread::spawn(move || drop(converse(&node, user.as_deref(), &socket)));
     }
 }
