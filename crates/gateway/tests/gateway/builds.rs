@@ -387,6 +387,8 @@ async fn what_is_started_runs_on_and_is_waited_for() {
     assert_eq!(end["status"], "ready", "{end:#}");
     assert!(lines(&end).iter().any(|line| line == "started"), "{end:#}");
     let pid: i32 = std::fs::read_to_string(pid).unwrap().trim().parse().unwrap();
+    // What is ended takes a moment for it.
+    tokio::time::sleep(Duration::from_millis(500)).await;
     assert!(Path::new(&format!("/proc/{pid}")).exists(), "it was ended");
     let pid = rustix::process::Pid::from_raw(pid).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
