@@ -157,11 +157,11 @@ pub trait Templates {
     /// The store failed.
     fn templates(&self, tenant: &str) -> Result<Vec<Template>, Error>;
 
-    /// It is not there any more, with its builds.
+    /// It is not there any more, with its builds; those of which a machine was still kept.
     ///
     /// # Errors
     /// The store failed.
-    fn remove_template(&self, template: &str) -> Result<(), Error>;
+    fn remove_template(&self, template: &str) -> Result<Vec<Build>, Error>;
 
     /// Its tags, by name.
     ///

@@ -196,9 +196,16 @@ impl Templates for Sqlite {
         Ok(query.query_map([tenant], template)?.collect::<Result<_, _>>()?)
     }
 
-    fn remove_template(&self, template: &str) -> Result<(), Error> {
-        self.lock().execute("DELETE FROM templates WHERE id = ?1", [template])?;
-        Ok(())
+    fn remove_template(&self, template: &str) -> Result<Vec<Build>, Error> {
+        let mut connection = self.lock();
+        let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        let kept = {
+            let mut query = transaction.prepare(&format!("{BUILD} WHERE template = ?1 AND kept = 1"))?;
+            query.query_map([template], build)?.collect::<Result<Vec<Build>, _>>()?
+        };
+        transaction.execute("DELETE FROM templates WHERE id = ?1", [template])?;
+        transaction.commit()?;
+        Ok(kept)
     }
 
     fn tags(&self, template: &str) -> Result<Vec<Tag>, Error> {

@@ -71,7 +71,7 @@ pub(crate) fn templates_are_each_tenants_own(store: &impl ControlStore) {
     assert_eq!(ids(&store.builds(&made.id).unwrap()), [&second.id, &one.id]);
     assert_eq!(store.build("b", &one.id).unwrap(), None);
     assert_eq!(store.build("a", &one.id).unwrap(), Some(one.clone()));
-    store.remove_template(&made.id).unwrap();
+    assert!(store.remove_template(&made.id).unwrap().is_empty());
     assert_eq!(store.template("a", "web").unwrap(), None);
     assert_eq!(store.build("a", &one.id).unwrap(), None);
     assert!(!store.finish_build(&one, &[]).unwrap(), "it is gone");
@@ -118,6 +118,9 @@ pub(crate) fn a_build_without_a_tag_is_of_no_use(store: &impl ControlStore) {
     assert_eq!(tags(store, &two.template).len(), 2);
     store.remove_tags(&two.template, None).unwrap();
     assert_eq!(ids(&store.useless().unwrap()), [&two.id]);
+    let other = ready(store, "kept", 3, &["default"]);
+    let removed = store.remove_template(&other.template).unwrap();
+    assert_eq!(ids(&removed), [&other.id]);
     let many: Vec<String> = (0..101).map(|number| format!("t{number}")).collect();
     let refused = store.assign_tags(&two.template, &two.id, &many, 1);
     assert!(matches!(refused, Err(Error::TooMany { most: 100, .. })));

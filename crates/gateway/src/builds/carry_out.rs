@@ -238,9 +238,20 @@ impl Gateway {
             name: Some(snapshot_name(&job.build.id)),
             detach_devices: false,
         };
-        let kept = self.nodes.snapshot(owner, config).await;
-        kept.map_err(|error| stopped(error.into()))?;
-        Ok(settings)
+        match self.nodes.snapshot(owner, config).await {
+            Ok(_) => Ok(settings),
+            Err(error) => {
+                // It may be there all the same, as when it only took too long.
+                if let Err(second) = self.remove_snapshot(owner, &job.build.id).await {
+                    log::warn!(
+                        "the snapshot of build {} may stay: {}",
+                        job.build.id,
+                        with_causes(&second)
+                    );
+                }
+                Err(stopped(error.into()))
+            }
+        }
     }
 
     /// What it is built on.
@@ -374,10 +385,15 @@ impl Gateway {
         for build in self.store.with(untag).await? {
             if build.kept {
                 self.remove_snapshot(&Owner::Gateway, &build.id).await?;
+                self.store.with(move |store| store.forget(&build.id)).await?;
             }
         }
         let id = template.id.clone();
-        self.store.with(move |store| store.remove_template(&id)).await
+        // One may have come to its end meanwhile.
+        for build in self.store.with(move |store| store.remove_template(&id)).await? {
+            self.remove_snapshot(&Owner::Gateway, &build.id).await?;
+        }
+        Ok(())
     }
 
     /// Removes the snapshots of builds to which no tag leads any more.

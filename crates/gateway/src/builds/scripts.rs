@@ -39,7 +39,7 @@ done
 "#;
 
 /// Moves what was unpacked to its place. `$1` is the directory that was made for the archive, `$2` what of it, `$3` where to, `$4` whose it
-/// becomes, `$5` its mode or nothing. A directory is merged into one that is there.
+/// becomes, `$5` its mode or nothing. A directory is merged into one that is there, which stays as it is.
 pub(super) const COPY: &str = r#"
 trap 'rm -rf -- "$unpacked"' EXIT
 unpacked=$1
@@ -67,7 +67,10 @@ if [ -n "$5" ] && [ ! -L "$from" ]; then
     chmod -R -- "$5" "$from" || exit 1
 fi
 if [ -d "$from" ] && [ ! -L "$from" ]; then
-    mkdir -p -- "$3" || exit 1
+    if [ ! -d "$3" ]; then
+        mkdir -p -- "$3" && chown -- "$owner" "$3" || exit 1
+        [ -z "$5" ] || chmod -- "$5" "$3" || exit 1
+    fi
     merge "$from" "$3"
 else
     case $3 in

@@ -128,6 +128,7 @@ async fn a_template_is_built_and_sandboxes_of_it_have_all_of_it() {
     let made = path(place.path(), "made");
     let steps = json!([
         {"type": "COPY", "args": ["app", path(place.path(), "to"), "", "0700"], "filesHash": HASH, "force": false},
+        {"type": "COPY", "args": ["app", path(place.path(), "new"), "nobody", ""], "filesHash": HASH},
         {"type": "ENV", "args": ["A", "1", "B", "$A-${A}"]},
         {"type": "WORKDIR", "args": [made]},
         run("echo $B > from-run; pwd; echo oops >&2"),
@@ -145,8 +146,8 @@ async fn a_template_is_built_and_sandboxes_of_it_have_all_of_it() {
     assert_eq!(end["status"], "ready", "{end:#}");
     let said = lines(&end);
     for line in [
-        "[1/6] COPY app",
-        "[2/6] ENV A B",
+        "[1/7] COPY app",
+        "[3/7] ENV A B",
         &made,
         "oops",
         "root",
@@ -165,6 +166,10 @@ async fn a_template_is_built_and_sandboxes_of_it_have_all_of_it() {
         use std::os::unix::fs::MetadataExt;
         let meta = std::fs::metadata(place.path().join("to/a.txt")).unwrap();
         assert_eq!((meta.mode() & 0o7777, meta.uid()), (0o700, 0));
+        // One that was there stays as it is; one that is made is its owner's.
+        let owner = |name: &str| std::fs::metadata(place.path().join(name)).unwrap().uid();
+        let nobody = owner("new/sub/b.txt");
+        assert!(nobody != 0 && owner("new") == nobody && owner("to") == 0);
     }
     assert!(bed.node.sandboxes().is_empty(), "the build's sandbox is gone");
     for name in ["web:v1", "web:prod", &format!("{template}:v1")] {
@@ -387,6 +392,8 @@ async fn what_is_started_runs_on_and_is_waited_for() {
     assert_eq!(end["status"], "ready", "{end:#}");
     assert!(lines(&end).iter().any(|line| line == "started"), "{end:#}");
     let pid: i32 = std::fs::read_to_string(pid).unwrap().trim().parse().unwrap();
+    // What is ended takes a moment for it.
+    tokio::time::sleep(Duration::from_millis(500)).await;
     assert!(Path::new(&format!("/proc/{pid}")).exists(), "it was ended");
     let pid = rustix::process::Pid::from_raw(pid).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
