@@ -175,6 +175,11 @@ fn members_may_ask(up: &Running<'_>) -> Result<()> {
 fn a_gateway_serves(up: &Running<'_>) -> Result<()> {
     ensure!(!is_active(up, GATEWAY)?, "the gateway was started by itself");
     up.ok(&["sh", "-c", GATEWAY_STARTS])?;
+    wait_for("the gateway to say where it serves", || {
+        let said = up.run(&["test", "-e", "/var/lib/basalt-gateway/serving.json"])?;
+        Ok(said.status.success())
+    })
+    .with_context(|| status(up, GATEWAY).unwrap_or_default())?;
     // By root, who is the gateway's user for that.
     let told = up.ok(&["basalt-gateway", "env", "--json"]);
     let told: Value = serde_json::from_str(&told.with_context(|| status(up, GATEWAY).unwrap_or_default())?)?;
