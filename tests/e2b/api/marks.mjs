@@ -1,6 +1,6 @@
 // Marks in the gateway's log: which test begins and ends, for every test of the run that imports this first. A request of its own has them as
-// its user agent, as the SDK's are not changed. It is the
-// gateway's that BASALT_MARKS_URL names, or E2B_API_URL. Knows no test.
+// its user agent, as the SDK's are not changed. It goes to the gateway that BASALT_MARKS_URL names, by plain HTTP, or E2B_API_URL. Knows no
+// test.
 
 import { get } from 'node:http'
 import { afterEach, beforeEach } from 'node:test'

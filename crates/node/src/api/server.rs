@@ -9,9 +9,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use base::{Epoll, EventFd, Interest};
-use node_api::list::Place;
 use node_api::message::Item;
-use node_api::{ApiError, BuildConfig, ErrorKind, ListConfig, NodeInfo, Packet, Reply, Request, Tracing, VERSION};
+use node_api::{
+    ApiError, BuildConfig, ErrorKind, ListConfig, NodeInfo, Packet, Reply, Request, Sandbox, Tracing, VERSION,
+};
 use observe::Repeated;
 use observe::span::{self, Operation};
 use wire::packet::{PacketError, PacketSocket};
@@ -551,15 +552,8 @@ impl Connection<'_> {
     }
 
     fn list(&self, node: &Node, caller: &Caller, wanted: &ListConfig) -> Result<Reply, Error> {
-        // Of many only those are copied that are told.
-        let asked_for = |entry: &Arc<Entry>| {
-            let inner = entry.lock();
-            let sandbox = &inner.stored.sandbox;
-            let is_it = caller.owns(sandbox.config.owner.as_deref()) && wanted.has(sandbox);
-            is_it.then(|| (Place::of(sandbox), Arc::clone(entry)))
-        };
-        let found = node.entries().values().filter_map(asked_for).collect();
-        for entry in wanted.in_order(found) {
+        let owns = |sandbox: &Sandbox| caller.owns(sandbox.config.owner.as_deref());
+        for entry in node.sandboxes.asked_for(wanted, owns) {
             let mut sandbox = entry.stored().sandbox;
             sandbox.memory_state = node.memory_state(&entry);
             self.item(Item::Sandbox(Box::new(sandbox)))?;

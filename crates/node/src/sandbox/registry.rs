@@ -6,7 +6,8 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use node_api::Sandbox;
+use node_api::list::Place;
+use node_api::{ListConfig, Sandbox};
 
 use crate::Error;
 use crate::sandbox::entry::Entry;
@@ -45,6 +46,17 @@ impl Sandboxes {
         let mut all: Vec<Sandbox> = self.entries().values().map(|entry| entry.stored().sandbox).collect();
         all.sort_by(|a, b| (a.created_ns, &a.id).cmp(&(b.created_ns, &b.id)));
         all
+    }
+
+    /// Those of a list that somebody may see. Of many only those are copied that are told.
+    pub(crate) fn asked_for(&self, wanted: &ListConfig, is_seen: impl Fn(&Sandbox) -> bool) -> Vec<Arc<Entry>> {
+        let is_asked_for = |entry: &Arc<Entry>| {
+            let inner = entry.lock();
+            let sandbox = &inner.stored.sandbox;
+            (is_seen(sandbox) && wanted.has(sandbox)).then(|| (Place::of(sandbox), Arc::clone(entry)))
+        };
+        let found = self.entries().values().filter_map(is_asked_for).collect();
+        wanted.in_order(found)
     }
 
     /// The one of this name, or whose id begins so.
