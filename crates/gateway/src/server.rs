@@ -41,22 +41,39 @@ const DRAIN: Duration = Duration::from_secs(30);
 /// Between two attempts to accept somebody when the host has no descriptors left.
 const PAUSE: Duration = Duration::from_millis(100);
 
+/// Marks a request that has come by TLS.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ByTls;
+
 /// What answers, wherever requests come from.
 #[derive(Clone)]
 pub struct Service {
     gateway: Arc<Gateway>,
     api: Router,
+    by_tls: bool,
 }
 
 impl Service {
     /// Of this gateway.
     pub fn new(gateway: Arc<Gateway>) -> Self {
         let api = api::router(&gateway);
-        Self { gateway, api }
+        Self {
+            gateway,
+            api,
+            by_tls: false,
+        }
+    }
+
+    /// The same for requests that come by TLS.
+    fn by_tls(self) -> Self {
+        Self { by_tls: true, ..self }
     }
 
     /// Answers a request.
-    pub async fn answer(&self, request: Request<Body>) -> Response {
+    pub async fn answer(&self, mut request: Request<Body>) -> Response {
+        if self.by_tls {
+            request.extensions_mut().insert(ByTls);
+        }
         let target = target(self.gateway.domain.as_deref(), request.uri(), request.headers());
         let asked = log::log_enabled!(log::Level::Debug).then(|| Asked::of(&target, &request));
         let response = match target {
@@ -217,7 +234,7 @@ impl Entrance {
             () = told(&mut self.stop) => return,
         };
         match shaken {
-            Ok(stream) => serve_one(self.service, stream, self.stop, place).await,
+            Ok(stream) => serve_one(self.service.by_tls(), stream, self.stop, place).await,
             Err(error) => log::debug!("a client's handshake failed: {error}"),
         }
     }

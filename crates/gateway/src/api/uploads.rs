@@ -4,10 +4,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Json;
 use axum::body::Body;
 use axum::extract::{Path, Request, State as Shared};
 use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
 use control::AuditEntry;
 use http::{HeaderMap, StatusCode, header};
 use serde::{Deserialize, Serialize};
@@ -19,6 +19,7 @@ use crate::Error;
 use crate::auth::Principal;
 use crate::builds::check_hash;
 use crate::gateway::Gateway;
+use crate::server::ByTls;
 use crate::time_text;
 use crate::tokens::TokenKind;
 
@@ -51,12 +52,16 @@ fn signed(tenant: &str, hash: &str, expires: u64) -> String {
 }
 
 /// What the client has asked, as far as that says where the gateway is for it.
-fn origin(headers: &HeaderMap) -> Result<String, Error> {
+fn origin(headers: &HeaderMap, by_tls: bool) -> Result<String, Error> {
     let text = |name: header::HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
     let host = text(header::HOST).ok_or_else(|| Error::invalid("the header Host is missing"))?;
     // A proxy that speaks TLS for the gateway says so.
     let proto = text(header::HeaderName::from_static("x-forwarded-proto"));
-    let scheme = if proto == Some("https") { "https" } else { "http" };
+    let scheme = if by_tls || proto == Some("https") {
+        "https"
+    } else {
+        "http"
+    };
     Ok(format!("{scheme}://{host}"))
 }
 
@@ -67,6 +72,7 @@ pub(crate) async fn link(
     Shared(gateway): Shared<Arc<Gateway>>,
     principal: Principal,
     Path((template, hash)): Path<(String, String)>,
+    by_tls: Option<Extension<ByTls>>,
     headers: HeaderMap,
 ) -> Result<Response, Error> {
     check_hash(&hash)?;
@@ -83,7 +89,7 @@ pub(crate) async fn link(
     let signature = gateway.tokens.token(TokenKind::Upload, &signed(tenant, &hash, expires));
     let url = format!(
         "{}/uploads/{tenant}/{hash}?expires={expires}&signature={signature}",
-        origin(&headers)?
+        origin(&headers, by_tls.is_some())?
     );
     Ok((StatusCode::CREATED, Json(FileUpload { present, url })).into_response())
 }
@@ -137,7 +143,7 @@ mod tests {
         let of = |pairs: &[(&'static str, &str)]| {
             let headers = pairs.iter();
             let headers = headers.map(|(name, value)| (header::HeaderName::from_static(name), value.parse().unwrap()));
-            origin(&headers.collect())
+            origin(&headers.collect(), false)
         };
         assert_eq!(of(&[("host", "127.0.0.1:3000")]).unwrap(), "http://127.0.0.1:3000");
         let proxied = [("host", "api.sb.example"), ("x-forwarded-proto", "https")];

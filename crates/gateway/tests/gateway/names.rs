@@ -91,6 +91,26 @@ impl Named {
     }
 }
 
+/// Files are sent where the client's other requests go.
+#[tokio::test]
+async fn files_for_a_build_are_sent_by_tls_too() {
+    let named = Named::new().await;
+    let made = named
+        .bed
+        .post("/v3/templates", serde_json::json!({"name": "web"}))
+        .await
+        .is(202);
+    let path = format!(
+        "/templates/{}/files/{}",
+        made["templateID"].as_str().unwrap(),
+        "0".repeat(64)
+    );
+    let (status, told) = named.get("api.sb.example", &path).await;
+    assert_eq!(status, StatusCode::CREATED, "{told}");
+    let url = told["url"].as_str().unwrap();
+    assert!(url.starts_with("https://api.sb.example:8443/uploads/one/"), "{url}");
+}
+
 fn own(directory: &Path) -> CertificateSource {
     CertificateSource::Own {
         state: directory.to_owned(),
