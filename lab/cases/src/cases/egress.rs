@@ -67,12 +67,17 @@ fn reaches(daemon: &Daemon<'_>, name: &str, wanted: &[&str]) -> Result<()> {
     let words = ["exec", name, "python3", "-c", REACH, WORLD4, OTHER4, WORLD6];
     let said = daemon.ok(&words)?;
     let reached: Vec<&str> = said.split_whitespace().collect();
-    ensure!(reached == wanted, "{name} reaches {reached:?}, and may reach {wanted:?}");
+    ensure!(
+        reached == wanted,
+        "{name} reaches {reached:?}, and may reach {wanted:?}"
+    );
     Ok(())
 }
 
 fn update(daemon: &Daemon<'_>, flags: &[&str]) -> Result<()> {
-    daemon.ok(&[&["network", "update", "web"][..], flags].concat()).map(drop)
+    daemon
+        .ok(&[&["network", "update", "web"][..], flags].concat())
+        .map(drop)
 }
 
 fn run(daemon: &Daemon<'_>, name: &str, flags: &[&str]) -> Result<()> {
@@ -104,7 +109,10 @@ fn host(host: &Host) -> Result<()> {
     daemon.ok(&["resume", "web"])?;
     reaches(&daemon, "web", &[OTHER4])?;
     let shown = daemon.ok(&["inspect", "web"])?;
-    ensure!(shown.contains("egress") && shown.contains(OTHER4), "it is shown as {shown}");
+    ensure!(
+        shown.contains("egress") && shown.contains(OTHER4),
+        "it is shown as {shown}"
+    );
     clones(&daemon)?;
     reaches(&daemon, "free", &[WORLD4, WORLD6, OTHER4])?;
     daemon.end()
