@@ -349,7 +349,9 @@ fn descriptors(context: &Context, task: &mut Task) -> Result<usize> {
     let script = "ls /proc/$(pidof -s basalt-gateway)/fd | wc -l";
     let words = ["exec", "--no-stdin", "--", "sh", "-c", script];
     let said = task.run_within(&mut lab_command(context, &words), LIMIT)?.out.join("");
-    said.trim().parse().with_context(|| format!("no number: `{said}`"))
+    let count = said.trim().parse().with_context(|| format!("no number: `{said}`"))?;
+    ensure!(count > 0, "no gateway runs in the lab");
+    Ok(count)
 }
 
 /// Clients have left, some of them in the midst of something: nothing of theirs may stay.
