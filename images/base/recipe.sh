@@ -20,4 +20,4 @@ finish() {
 CONFIG='"Env":["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin","LANG=C.UTF-8"],'
 CONFIG=$CONFIG'"Cmd":["bash"],"User":"user","WorkingDir":"/home/user"'
 recipe_main "$0" base:latest "$CONFIG" \
-    'bash ca-certificates curl git iproute2 procps python3 python3-pip python3-venv sudo' -- "$@"
+    'bash ca-certificates curl git iproute2 mount procps python3 python3-pip python3-venv sudo' -- "$@"

@@ -2,6 +2,7 @@
 
 mod answers;
 mod bounds;
+mod connection;
 mod listeners;
 mod scope;
 pub(crate) mod server;

@@ -26,6 +26,8 @@ const WITH_NAMES: &str = r#"mount --bind "$1" /etc/resolv.conf && shift && exec 
 struct Told {
     domain: String,
     key: String,
+    /// Where tests leave marks in the gateway's log.
+    url: String,
     authority: PathBuf,
     resolver: PathBuf,
     _names: Server,
@@ -76,6 +78,7 @@ impl Told {
         let told = Self {
             domain: gateway.domain.clone(),
             key: gateway.key.clone(),
+            url: gateway.url.clone(),
             authority,
             resolver,
             _names: {
@@ -91,6 +94,7 @@ impl Told {
         let mut command = Command::new("unshare");
         command.args(["--mount", "sh", "-c", WITH_NAMES, "sh"]);
         command.arg(&self.resolver).arg(program);
+        command.env("BASALT_MARKS_URL", &self.url);
         for (name, value) in [
             ("E2B_DOMAIN", self.domain.as_bytes()),
             ("E2B_API_KEY", self.key.as_bytes()),
