@@ -164,8 +164,8 @@ mod tests {
         let read = Note::of(&KeptCommand {
             pid: 1,
             kept: Kept {
-                tag: None,
                 note: note_of_shell("serve x", "/srv"),
+                ..Kept::default()
             },
         });
         assert_eq!(read.config.args, ["-l", "-c", "serve x"]);
