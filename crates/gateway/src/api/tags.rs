@@ -100,7 +100,7 @@ pub(crate) struct Assignment {
     #[schema(format = DateTime)]
     build_created_at: String,
     /// When it came to its end.
-    #[schema(format = DateTime)]
+    #[schema(format = DateTime, required)]
     build_finished_at: Option<String>,
 }
 
@@ -112,6 +112,7 @@ pub(crate) struct Assignments {
     /// One, or none.
     data: Vec<Assignment>,
     /// There never is another page.
+    #[schema(required)]
     next_cursor: Option<String>,
 }
 
@@ -136,6 +137,7 @@ pub(crate) struct Groups {
     /// All of them: a template has 100 at most.
     tags: Vec<Group>,
     /// There never is another page.
+    #[schema(required)]
     next_cursor: Option<String>,
 }
 
