@@ -3,7 +3,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -14,9 +14,14 @@ const MOST: u64 = 16 << 20;
 /// A message of Connect: the last one has this flag.
 const END: u8 = 2;
 
-/// A connection to a server.
+/// Servers close connections on which nothing is asked: the gateway does after 30 s. After so long another one is made.
+const IDLE: Duration = Duration::from_secs(10);
+
+/// A connection to a server, made again when it was idle for long.
 pub(crate) struct Connection {
+    address: SocketAddr,
     reader: BufReader<TcpStream>,
+    asked: Instant,
 }
 
 /// What is asked.
@@ -28,6 +33,13 @@ pub(crate) struct Asked<'a> {
     pub(crate) length: u64,
 }
 
+fn connect(address: SocketAddr) -> Result<BufReader<TcpStream>> {
+    let stream = TcpStream::connect(address).with_context(|| format!("nobody serves at {address}"))?;
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(SILENCE))?;
+    Ok(BufReader::with_capacity(1 << 16, stream))
+}
+
 /// How long a body is.
 enum Length {
     Known(u64),
@@ -36,11 +48,10 @@ enum Length {
 
 impl Connection {
     pub(crate) fn new(address: SocketAddr) -> Result<Self> {
-        let stream = TcpStream::connect(address).with_context(|| format!("nobody serves at {address}"))?;
-        stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(SILENCE))?;
         Ok(Self {
-            reader: BufReader::with_capacity(1 << 16, stream),
+            address,
+            reader: connect(address)?,
+            asked: Instant::now(),
         })
     }
 
@@ -103,6 +114,9 @@ impl Connection {
     }
 
     fn send<'b>(&mut self, asked: &Asked<'_>, pieces: impl Iterator<Item = &'b [u8]>) -> Result<()> {
+        if self.asked.elapsed() > IDLE {
+            self.reader = connect(self.address)?;
+        }
         let mut head = format!("{} {} HTTP/1.1\r\nHost: bench\r\n", asked.method, asked.path);
         for (name, value) in asked.fields {
             head.push_str(&format!("{name}: {value}\r\n"));
@@ -139,6 +153,7 @@ impl Connection {
     }
 
     fn body(&mut self, length: &Length) -> Result<Vec<u8>> {
+        self.asked = Instant::now();
         let mut body = Vec::new();
         match length {
             Length::Known(length) => {
