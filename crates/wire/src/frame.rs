@@ -8,6 +8,7 @@
 
 use std::io::{ErrorKind, IoSlice, Read, Write};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use crate::Error;
 
@@ -23,6 +24,13 @@ const KEEP_CAPACITY: usize = 128 * 1024;
 
 /// How much the receive buffer grows at once, so that a header alone does not make the reader allocate the maximum.
 const GROW: usize = 64 * 1024;
+
+/// What is sent at once where there is no memory for more.
+const SMALL: usize = 2048;
+
+/// How often a frame may be refused for lack of memory, and the pause after each time: two seconds in all.
+const REFUSALS: u32 = 100;
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// A frame header that has been checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -223,16 +231,23 @@ impl<W: Write> FrameWriter<W> {
     }
 }
 
-/// Writes header and payload, in one call where the stream takes them so.
+/// Writes header and payload, in one call where the stream takes them so. Linux has what is sent by vsock at once in one piece of memory,
+/// which a guest whose memory is full of files may not have: then smaller pieces are tried, for a while.
 fn write_both(stream: &mut impl Write, header: &[u8], payload: &[u8]) -> Result<(), Error> {
-    let mut done = 0;
+    let (mut done, mut most, mut refused) = (0, usize::MAX, 0);
     while done < header.len() + payload.len() {
         let head = header.get(done..).unwrap_or_default();
         let body = payload.get(done.saturating_sub(header.len())..).unwrap_or_default();
+        let body = body.get(..most).unwrap_or(body);
         match stream.write_vectored(&[IoSlice::new(head), IoSlice::new(body)]) {
             Ok(0) => return Err(std::io::Error::from(ErrorKind::WriteZero).into()),
             Ok(n) => done += n,
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == ErrorKind::OutOfMemory && refused < REFUSALS => {
+                most = SMALL;
+                refused += 1;
+                std::thread::sleep(PAUSE);
+            }
             Err(error) => return Err(error.into()),
         }
     }
@@ -244,6 +259,53 @@ mod tests {
     use std::io::Cursor;
 
     use super::*;
+
+    /// Has memory for small pieces alone, and now and then not even for those.
+    #[derive(Default)]
+    struct Short {
+        taken: Vec<u8>,
+        asked: u32,
+        never: bool,
+    }
+
+    impl Write for Short {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.asked += 1;
+            if self.never || bytes.len() > HEADER_LEN + SMALL || self.asked.is_multiple_of(3) {
+                return Err(std::io::Error::from_raw_os_error(12));
+            }
+            self.taken.extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn write_vectored(&mut self, pieces: &[IoSlice<'_>]) -> std::io::Result<usize> {
+            self.write(
+                &pieces
+                    .iter()
+                    .flat_map(|piece| piece.iter().copied())
+                    .collect::<Vec<u8>>(),
+            )
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_frame_goes_out_in_small_pieces_where_memory_is_short() {
+        let payload: Vec<u8> = (0..10_000_u32).map(|n| n.to_le_bytes()[0]).collect();
+        let writer = FrameWriter::new(Short::default());
+        writer.send(7, 0, &payload).unwrap();
+        let taken = writer.with(|short| short.taken.clone());
+        let (frame, length) = decode(&taken).unwrap().unwrap();
+        assert_eq!((frame.kind, frame.payload, length), (7, &payload[..], taken.len()));
+        let never = FrameWriter::new(Short {
+            never: true,
+            ..Short::default()
+        });
+        assert!(never.send(7, 0, &payload).is_err());
+    }
 
     /// Gives and takes at most `step` bytes at a time, as a slow socket does.
     struct Dribble {
