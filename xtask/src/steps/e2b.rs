@@ -4,7 +4,6 @@
 mod names;
 
 use std::io::{BufRead, BufReader};
-use std::os::unix::fs::symlink;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -15,6 +14,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::Value;
 
 use super::e2b_api;
+use super::node_tests;
 use super::sandbox::{basalt, lab_command, only_with_a_lab};
 use crate::context::Context;
 use crate::recipe::Recipe;
@@ -231,7 +231,7 @@ impl Gateway {
 
     fn tests(&self, context: &Context, task: &mut Task) -> Result<Counts> {
         let clients = CLIENTS.path(context)?;
-        let directory = modules(context, &clients)?;
+        let directory = node_tests::directory(context, "e2b", &clients)?;
         let all = [
             self.python(context, task, &clients),
             self.javascript(context, task, (&clients, &directory)),
@@ -294,53 +294,10 @@ fn pytest(context: &Context, task: &mut Task, mut command: Command, tests: &[&st
     Ok(counts)
 }
 
-/// Where files of tests are put for Node, which looks for modules beside a file.
-fn modules(context: &Context, clients: &Path) -> Result<PathBuf> {
-    let directory = context.target().join("e2b");
-    std::fs::create_dir_all(&directory)?;
-    let modules = directory.join("node_modules");
-    match std::fs::remove_file(&modules) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),
-        _ => symlink(clients.join("node_modules"), &modules)?,
-    }
-    Ok(directory)
-}
-
-/// Runs files of tests, one after the other, by the Node that `command` begins with.
-fn node(
-    context: &Context,
-    task: &mut Task,
-    (mut command, directory): (Command, &Path),
-    names: &[&str],
-) -> Result<Counts> {
-    for name in names {
-        std::fs::copy(context.root.join("tests/e2b").join(name), directory.join(name))?;
-    }
-    command
-        .args([
-            "--test",
-            "--test-reporter=tap",
-            "--test-timeout=240000",
-            "--test-concurrency=1",
-        ])
-        .args(names)
-        .current_dir(directory);
-    let finished = task.finish_within(&mut command, TESTS_LIMIT)?;
-    let number = |what: &str| {
-        let line = finished.out.iter().rev().find_map(|line| line.strip_prefix(what));
-        line.and_then(|count| count.trim().parse::<u64>().ok()).unwrap_or(0)
-    };
-    let counts = Counts {
-        passed: number("# pass "),
-        failed: number("# fail "),
-        skipped: number("# skipped "),
-    };
-    ensure!(
-        finished.status.success() && counts.passed > 0,
-        "the JavaScript SDK's tests: {} failed",
-        counts.failed
-    );
-    Ok(counts)
+/// Runs files of tests by the Node that `command` begins with.
+fn node(context: &Context, task: &mut Task, (command, directory): (Command, &Path), names: &[&str]) -> Result<Counts> {
+    let places = (&*context.root.join("tests/e2b"), directory);
+    node_tests::run(task, command, places, names, TESTS_LIMIT)
 }
 
 /// What is behind the lab's host; it ends with the server.

@@ -21,6 +21,7 @@ mod lab_site;
 mod licences;
 mod long;
 mod module;
+mod node_tests;
 mod package;
 mod sandbox;
 mod tests;

@@ -1,14 +1,13 @@
 //! The step `ui`: the gateway's page in a browser, against a gateway whose node has no machines (crates/gateway/examples/serve.rs). Runs
 //! what is in tests/ui. Knows no part of the page.
 
-use std::os::unix::fs::symlink;
-use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 
 use super::build::cargo;
+use super::node_tests;
 use crate::context::Context;
 use crate::recipe::Recipe;
 use crate::runner::{Counts, Report, Step, Task};
@@ -50,39 +49,10 @@ fn run(context: &Context, task: &mut Task) -> Result<Counts> {
     }
     task.run_within(&mut build, BUILD_LIMIT)?;
     let client = CLIENT.path(context)?;
-    let directory = context.target().join("ui");
-    place(context, &client, &directory)?;
-    let mut test = Command::new(client.join("node"));
-    test.args(["--test", "--test-reporter=tap", "--test-timeout=240000", TEST])
-        .env("UI_SERVE", context.target().join("debug/examples/serve"))
-        .env("UI_BROWSER", BROWSER)
-        .current_dir(directory);
-    let finished = task.finish_within(&mut test, LIMIT)?;
-    let number = |what: &str| {
-        let line = finished.out.iter().rev().find_map(|line| line.strip_prefix(what));
-        line.and_then(|count| count.trim().parse::<u64>().ok()).unwrap_or(0)
-    };
-    let counts = Counts {
-        passed: number("# pass "),
-        failed: number("# fail "),
-        skipped: number("# skipped "),
-    };
-    ensure!(
-        finished.status.success() && counts.passed > 0,
-        "{} of the page's tests failed",
-        counts.failed
-    );
-    Ok(counts)
-}
-
-/// Modules are looked for beside the file.
-fn place(context: &Context, client: &Path, directory: &Path) -> Result<()> {
-    std::fs::create_dir_all(directory)?;
-    let modules = directory.join("node_modules");
-    match std::fs::remove_file(&modules) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),
-        _ => symlink(client.join("node_modules"), &modules)?,
-    }
-    std::fs::copy(context.root.join("tests/ui").join(TEST), directory.join(TEST))?;
-    Ok(())
+    let directory = node_tests::directory(context, "ui", &client)?;
+    let mut node = Command::new(client.join("node"));
+    node.env("UI_SERVE", context.target().join("debug/examples/serve"))
+        .env("UI_BROWSER", BROWSER);
+    let places = (&*context.root.join("tests/ui"), &*directory);
+    node_tests::run(task, node, places, &[TEST], LIMIT)
 }

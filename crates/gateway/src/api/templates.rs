@@ -382,12 +382,12 @@ pub(crate) async fn remove(
 #[utoipa::path(patch, path = "/templates/{templateID}", tag = "templates", params(("templateID" = String, Path)),
     request_body = TemplateUpdate, responses((status = 200, body = Updated), (status = 403, body = crate::error::ErrorBody), Failures))]
 pub(crate) async fn update(
-    Shared(gateway): Shared<Arc<Gateway>>,
+    gateway: Shared<Arc<Gateway>>,
     principal: Principal,
-    Name(name): Name,
-    Body(asked): Body<TemplateUpdate>,
+    name: Name,
+    asked: Body<TemplateUpdate>,
 ) -> Result<Json<Updated>, Error> {
-    change(&gateway, &principal, name, &asked).await
+    update_v2(gateway, principal, name, asked).await
 }
 
 /// Change a template.
@@ -399,17 +399,8 @@ pub(crate) async fn update_v2(
     Name(name): Name,
     Body(asked): Body<TemplateUpdate>,
 ) -> Result<Json<Updated>, Error> {
-    change(&gateway, &principal, name, &asked).await
-}
-
-async fn change(
-    gateway: &Gateway,
-    principal: &Principal,
-    name: String,
-    asked: &TemplateUpdate,
-) -> Result<Json<Updated>, Error> {
     let Some(template) = gateway.own_template(&principal.tenant, &name).await? else {
-        return match gateway.find(principal, &name).await?.origin {
+        return match gateway.find(&principal, &name).await?.origin {
             Origin::Template(template) => Err(Error::Forbidden(format!(
                 "template `{}` is there for all tenants of this node, and its operator's",
                 template.name()
