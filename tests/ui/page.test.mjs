@@ -1,11 +1,10 @@
-// The gateway's page in a real browser, against a real gateway whose node has no machines (crates/gateway/examples/serve.rs): what a person
+// The gateway's page in a real browser, against a real gateway whose node has no machines (crates/gateway/examples/fake_gateway.rs): what a person
 // does with it, what a hostile guest writes into it, and a gateway that goes away. UI_SERVE is that program, UI_BROWSER the browser;
 // UI_SHOTS is a directory for pictures of all parts.
 
 import assert from 'node:assert/strict'
 import { spawn } from 'node:child_process'
 import { mkdtempSync, rmSync } from 'node:fs'
-import { createServer } from 'node:net'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { createInterface } from 'node:readline'
@@ -29,19 +28,12 @@ let isAway = false
 /** The program with the gateway. */
 class Server {
   static async start() {
-    const port = await new Promise((resolve) => {
-      const socket = createServer().listen(0, '127.0.0.1', () => {
-        const { port } = socket.address()
-        socket.close(() => resolve(port))
-      })
-    })
     const server = new Server()
     server.state = mkdtempSync(join(tmpdir(), 'basalt-ui-'))
-    server.url = `http://127.0.0.1:${port}`
-    server.process = spawn(process.env.UI_SERVE, [String(port), server.state], { stdio: ['pipe', 'pipe', 'inherit'] })
+    server.process = spawn(process.env.UI_SERVE, [server.state], { stdio: ['pipe', 'pipe', 'inherit'] })
     server.lines = createInterface({ input: server.process.stdout })[Symbol.asyncIterator]()
-    server.key = (await server.line('key')).split(' ')[1]
-    await server.line('listening')
+    const { url, key } = JSON.parse(await server.line('{'))
+    Object.assign(server, { url, key })
     return server
   }
 

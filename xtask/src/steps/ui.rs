@@ -1,4 +1,4 @@
-//! The step `ui`: the gateway's page in a browser, against a gateway whose node has no machines (crates/gateway/examples/serve.rs). Runs
+//! The step `ui`: the gateway's page in a browser, against a gateway whose node has no machines (crates/gateway/examples/fake_gateway.rs). Runs
 //! what is in tests/ui. Knows no part of the page.
 
 use std::process::Command;
@@ -43,7 +43,10 @@ pub(crate) fn ui() -> Step {
 }
 
 fn run(context: &Context, task: &mut Task) -> Result<Counts> {
-    let mut build = cargo(context, &["build", "--package", "basalt-gateway", "--example", "serve"]);
+    let mut build = cargo(
+        context,
+        &["build", "--package", "basalt-gateway", "--example", "fake_gateway"],
+    );
     if context.ci {
         build.arg("--locked");
     }
@@ -51,7 +54,7 @@ fn run(context: &Context, task: &mut Task) -> Result<Counts> {
     let client = CLIENT.path(context)?;
     let directory = node_tests::directory(context, "ui", &client)?;
     let mut node = Command::new(client.join("node"));
-    node.env("UI_SERVE", context.target().join("debug/examples/serve"))
+    node.env("UI_SERVE", context.target().join("debug/examples/fake_gateway"))
         .env("UI_BROWSER", BROWSER);
     let places = (&*context.root.join("tests/ui"), &*directory);
     node_tests::run(task, node, places, &[TEST], LIMIT)
