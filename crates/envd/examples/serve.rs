@@ -122,7 +122,7 @@ impl Service {
             id.clone(),
             Arc::clone(&guest) as Arc<dyn Guest>,
             access,
-            &Memory::default(),
+            Memory::default().share(),
         );
         sandboxes.insert(id.clone(), (sandbox, guest));
         Self::described(&id)
@@ -205,7 +205,7 @@ async fn serve(State(service): State<Arc<Service>>, request: Request<Body>) -> R
             id.clone().unwrap_or_default(),
             Arc::new(Gone),
             Access::default(),
-            &Memory::default(),
+            Memory::default().share(),
         )
     };
     sandbox.unwrap_or_else(gone).handle(request).await

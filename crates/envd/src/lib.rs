@@ -18,7 +18,7 @@ mod state;
 
 pub use access::Access;
 pub use guest::{Connecting, Guest, GuestError, Opened};
-pub use memory::Memory;
+pub use memory::{Memory, Share};
 pub use process::note_of_shell;
 pub use sandbox::Sandbox;
 

@@ -13,7 +13,7 @@ use crate::agent::Reach;
 use crate::error::Error;
 use crate::filesystem::Watchers;
 use crate::guest::Guest;
-use crate::memory::Memory;
+use crate::memory::Share;
 use crate::state::State;
 use crate::{connect, cors, files, filesystem, process};
 
@@ -38,8 +38,7 @@ pub struct Sandbox {
 
 impl Sandbox {
     /// Serves the sandbox `id`, whose agent is reached by `guest`, to those whom `access` lets in; what is held for them is of `memory`.
-    pub fn new(id: impl Into<String>, guest: Arc<dyn Guest>, access: Access, memory: &Memory) -> Arc<Self> {
-        let memory = memory.part();
+    pub fn new(id: impl Into<String>, guest: Arc<dyn Guest>, access: Access, memory: Share) -> Arc<Self> {
         let state = State {
             reach: Arc::new(Reach::new(guest, memory.clone())),
             watchers: Arc::new(Watchers::default()),

@@ -7,14 +7,14 @@ use agent_api::ExecRequest;
 use crate::agent::{Channel, Reach};
 use crate::error::Error;
 use crate::filesystem::Watchers;
-use crate::memory::Part;
+use crate::memory::Share;
 
 /// One sandbox, as those see it who answer a request.
 pub(crate) struct State {
     pub(crate) reach: Arc<Reach>,
     pub(crate) watchers: Arc<Watchers>,
-    /// How much may be held for its requests.
-    pub(crate) memory: Part,
+    /// What may be held for its requests: its tenant's share.
+    pub(crate) memory: Share,
 }
 
 impl State {

@@ -313,7 +313,7 @@ async fn a_page_of_another_origin_may_ask() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sandbox_that_does_not_run_says_so_as_the_sdks_expect() {
-    let sandbox = Sandbox::new("abc123", Arc::new(Gone), Access::default(), &Memory::default());
+    let sandbox = Sandbox::new("abc123", Arc::new(Gone), Access::default(), Memory::default().share());
     let gone = json!({"sandboxId": "abc123", "message": "The sandbox was not found", "code": 502});
     let (status, answer) = http(&sandbox, "GET", "/health", &[], "").await;
     assert_eq!((status, json_of(&answer)), (502, gone.clone()));

@@ -77,7 +77,7 @@ fn sandbox(script: Script) -> Arc<Sandbox> {
         "abc123",
         Arc::new(Scripted(script)),
         Access::default(),
-        &Memory::default(),
+        Memory::default().share(),
     )
 }
 

@@ -17,6 +17,8 @@ pub type Answering = Pin<Box<dyn Future<Output = Response<Body>> + Send>>;
 pub struct EnvdSandbox {
     /// Its id.
     pub id: String,
+    /// Whose it is.
+    pub tenant: String,
     /// When its machine was last started, in nanoseconds since 1970: what was known of its processes before is not true any more.
     pub started_ns: u64,
     /// What whoever asks has to show.

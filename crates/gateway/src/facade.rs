@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use axum::body::Body;
-use envd::{Access, Connecting, GuestError, Memory, Sandbox};
+use envd::{Access, Connecting, GuestError, Memory, Sandbox, Share};
 use http::Request;
 use node_api::ErrorKind;
 
@@ -19,9 +19,16 @@ const MOST: usize = 4096;
 /// What answers at port 49983, by crate `envd`.
 #[derive(Default)]
 pub struct Facade {
-    served: Mutex<HashMap<String, Served>>,
+    served: Mutex<Kept>,
     /// What all of them hold for their requests.
     memory: Memory,
+}
+
+#[derive(Default)]
+struct Kept {
+    sandboxes: HashMap<String, Served>,
+    /// What each tenant may hold of that.
+    shares: HashMap<String, Share>,
 }
 
 struct Served {
@@ -34,23 +41,26 @@ impl Facade {
     fn get(&self, asked: EnvdSandbox) -> Arc<Sandbox> {
         let mut all = self.served.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(served) = all
+            .sandboxes
             .get(&asked.id)
             .filter(|served| served.started_ns == asked.started_ns)
         {
             return Arc::clone(&served.sandbox);
         }
-        if all.len() >= MOST {
-            all.retain(|_, served| Arc::strong_count(&served.sandbox) > 1);
+        if all.sandboxes.len() >= MOST {
+            all.sandboxes.retain(|_, served| Arc::strong_count(&served.sandbox) > 1);
+            all.shares.retain(|_, share| share.is_in_use());
         }
+        let share = all.shares.entry(asked.tenant).or_insert_with(|| self.memory.share());
         let access = Access {
             token: Some(asked.token),
         };
-        let sandbox = Sandbox::new(asked.id.clone(), Arc::new(asked.guest), access, &self.memory);
+        let sandbox = Sandbox::new(asked.id.clone(), Arc::new(asked.guest), access, share.clone());
         let served = Served {
             started_ns: asked.started_ns,
             sandbox: Arc::clone(&sandbox),
         };
-        all.insert(asked.id, served);
+        all.sandboxes.insert(asked.id, served);
         sandbox
     }
 }
@@ -66,7 +76,8 @@ impl Envd for Facade {
     }
 
     fn forget(&self, id: &str) {
-        self.served.lock().unwrap_or_else(PoisonError::into_inner).remove(id);
+        let mut all = self.served.lock().unwrap_or_else(PoisonError::into_inner);
+        all.sandboxes.remove(id);
     }
 }
 
@@ -109,6 +120,7 @@ mod tests {
     fn asked(id: &str, started_ns: u64, kind: ErrorKind) -> EnvdSandbox {
         EnvdSandbox {
             id: id.into(),
+            tenant: "t".into(),
             started_ns,
             token: "t".into(),
             guest: Guest::new(Nodes::new(Arc::new(Refuses(kind))), id),
@@ -129,7 +141,7 @@ mod tests {
         for n in 0..2 * MOST {
             facade.get(asked(&n.to_string(), 1, ErrorKind::Host));
         }
-        assert!(facade.served.lock().unwrap().len() <= MOST + 1);
+        assert!(facade.served.lock().unwrap().sandboxes.len() <= MOST + 1);
         assert!(Arc::ptr_eq(&held, &facade.get(asked("held", 1, ErrorKind::Host))));
     }
 

@@ -174,6 +174,7 @@ impl Gateway {
         if port == envd::PORT {
             let sandbox = EnvdSandbox {
                 id: id.clone(),
+                tenant: sandbox.config.owner.clone().unwrap_or_default(),
                 started_ns: sandbox.started_ns.unwrap_or(sandbox.created_ns),
                 token,
                 guest,

@@ -63,7 +63,7 @@ fn ask(agent: &[u8], request: Request<Body>) -> u64 {
         "fuzzed".to_owned(),
         Arc::new(says),
         Access { token: None },
-        &Memory::default(),
+        Memory::default().share(),
     );
     RUNTIME.with(|runtime| {
         runtime.block_on(async {

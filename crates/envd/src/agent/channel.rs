@@ -10,7 +10,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
 use crate::error::Error;
-use crate::memory::{Held, Part};
+use crate::memory::{Held, Share};
 
 /// How long the agent may take for an answer. Most of them are there at once; a large tree takes long to be removed.
 pub(crate) const ANSWER_LIMIT: Duration = Duration::from_secs(600);
@@ -39,20 +39,20 @@ pub(crate) struct Channel {
     stream: UnixStream,
     /// What has come and was not taken yet: less than two frames.
     buffer: BytesMut,
-    memory: Part,
+    memory: Share,
     /// Of a frame that is on its way.
-    held: Option<Held>,
+    held: Held,
     _place: OwnedSemaphorePermit,
 }
 
 impl Channel {
     /// One over a stream that is idle; `place` is given up with it. Large frames are of `memory`.
-    pub(crate) fn new(stream: UnixStream, place: OwnedSemaphorePermit, memory: Part) -> Self {
+    pub(crate) fn new(stream: UnixStream, place: OwnedSemaphorePermit, memory: Share) -> Self {
         Self {
             stream,
             buffer: BytesMut::new(),
+            held: memory.nothing(),
             memory,
-            held: None,
             _place: place,
         }
     }
@@ -126,16 +126,13 @@ impl Channel {
         self.take()
     }
 
-    /// Counts what a large frame takes of which the first bytes are there.
+    /// Counts what is there of a large frame that is on its way.
     fn hold(&mut self) -> Result<(), Error> {
-        let Some((head, _)) = self.buffer.split_first_chunk() else {
-            return Ok(());
-        };
-        let header = wire::Header::decode(*head).map_err(|error| Error::Agent(error.to_string()))?;
-        if header.length > ORDINARY && self.held.is_none() {
-            self.held = Some(self.memory.hold(header.length)?);
+        let there = self.buffer.len();
+        match there > ORDINARY {
+            true => self.held.grow_to(there),
+            false => Ok(()),
         }
-        Ok(())
     }
 
     /// Takes the first frame off the buffer, if it is complete.
@@ -145,7 +142,9 @@ impl Channel {
             self.hold()?;
             return Ok(None);
         };
-        self.held = None;
+        if self.held.bytes() > 0 {
+            self.held = self.memory.nothing();
+        }
         let kind = frame.kind;
         let mut bytes = self.buffer.split_to(length);
         bytes.advance(wire::HEADER_LEN);
@@ -190,7 +189,7 @@ mod tests {
     fn channel() -> (Channel, UnixStream) {
         let (near, far) = UnixStream::pair().unwrap();
         let place = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
-        (Channel::new(near, place, Memory::default().part()), far)
+        (Channel::new(near, place, Memory::default().share()), far)
     }
 
     fn frame(kind: u16, bytes: &[u8]) -> Vec<u8> {
@@ -252,32 +251,37 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_large_frame_is_of_the_sandboxs_memory_while_it_comes() {
+    async fn what_is_there_of_a_large_frame_is_of_the_tenants_memory() {
         let (mut channel, mut far) = channel();
-        let part = Memory::new(2 * ORDINARY).part();
-        channel.memory = part.clone();
-        let large = frame(kind::STDOUT, &vec![0; ORDINARY + 1]);
-        let (first, rest) = large.split_at(100);
-        far.write_all(first).await.unwrap();
-        let left = |bytes| part.hold(bytes).is_ok();
-        tokio::select! {
-            biased;
-            frame = channel.next() => panic!("{frame:?}"),
-            () = tokio::time::sleep(Duration::from_millis(10)) => {}
-        }
-        assert!(left(ORDINARY / 2) && !left(ORDINARY));
-        let rest = rest.to_vec();
+        let share = Memory::new(4 * ORDINARY).share();
+        (channel.held, channel.memory) = (share.nothing(), share.clone());
+        let large = frame(kind::STDOUT, &vec![0; 3 * ORDINARY]);
+        let (begun, rest) = large.split_at(2 * ORDINARY);
+        let (begun, rest) = (begun.to_vec(), rest.to_vec());
+        let (go_on, told) = tokio::sync::oneshot::channel::<()>();
         let writer = tokio::spawn(async move {
+            // The length alone is nothing yet.
+            far.write_all(&begun).await.unwrap();
+            told.await.unwrap();
             far.write_all(&rest).await.unwrap();
             far
         });
+        tokio::select! {
+            biased;
+            frame = channel.next() => panic!("{frame:?}"),
+            () = tokio::time::sleep(Duration::from_millis(200)) => {}
+        }
+        assert!(share.has(ORDINARY) && !share.has(3 * ORDINARY));
+        go_on.send(()).unwrap();
         assert!(matches!(channel.next().await, Ok(Frame::Bytes(..))));
-        assert!(left(2 * ORDINARY));
-        // Where there is no memory for it, nothing of it is waited for.
-        let _all = part.hold(2 * ORDINARY).unwrap();
+        assert!(share.has(4 * ORDINARY));
+        // Where there is no memory for it, nothing more of it is waited for.
+        let _all = share.hold(4 * ORDINARY);
         let mut far = writer.await.unwrap();
-        far.write_all(first).await.unwrap();
+        let writes = tokio::spawn(async move { far.write_all(&large).await });
         assert!(matches!(channel.next().await, Err(Error::Memory(_))));
+        drop(channel);
+        drop(writes.await);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use super::Channel;
 use crate::error::Error;
 use crate::guest::{Guest, GuestError, Opened};
-use crate::memory::Part;
+use crate::memory::Share;
 
 /// How many connections there are at once.
 const MAX_CONNECTIONS: usize = 160;
@@ -26,11 +26,11 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(60);
 pub(crate) struct Reach {
     guest: Arc<dyn Guest>,
     room: Arc<Semaphore>,
-    memory: Part,
+    memory: Share,
 }
 
 impl Reach {
-    pub(crate) fn new(guest: Arc<dyn Guest>, memory: Part) -> Self {
+    pub(crate) fn new(guest: Arc<dyn Guest>, memory: Share) -> Self {
         Self {
             guest,
             room: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
@@ -103,7 +103,7 @@ mod tests {
     }
 
     fn reach(says: Answer) -> Reach {
-        Reach::new(Arc::new(Says(says)), Memory::default().part())
+        Reach::new(Arc::new(Says(says)), Memory::default().share())
     }
 
     #[tokio::test]

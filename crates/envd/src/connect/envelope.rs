@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::json;
 use crate::error::Error;
-use crate::memory::{Held, Part};
+use crate::memory::{Held, Share};
 
 /// Bytes before each message.
 const HEAD: usize = 5;
@@ -29,39 +29,46 @@ pub(crate) struct Envelopes {
     body: BodyDataStream,
     buffer: BytesMut,
     idle: Option<Duration>,
-    memory: Part,
-    /// Of the message that is on its way, and until the next one is asked for.
-    held: Option<Held>,
+    memory: Share,
+    /// What is in `buffer`, if that is much.
+    held: Held,
+}
+
+/// A message, with the memory that it takes and what is made of it.
+pub(crate) struct Message {
+    pub(crate) bytes: Bytes,
+    _held: Held,
 }
 
 impl Envelopes {
     /// Reads `body`, whose messages are of `memory`; if nothing comes for `idle`, that is an error.
-    pub(crate) fn new(body: Body, idle: Option<Duration>, memory: &Part) -> Self {
+    pub(crate) fn new(body: Body, idle: Option<Duration>, memory: &Share) -> Self {
         Self {
             body: body.into_data_stream(),
             buffer: BytesMut::new(),
             idle,
             memory: memory.clone(),
-            held: None,
+            held: memory.nothing(),
         }
     }
 
     /// The next message; `None` at the end of the body.
-    pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, Error> {
-        self.held = None;
+    pub(crate) async fn next(&mut self) -> Result<Option<Message>, Error> {
         loop {
-            if let Some(length) = announced(&self.buffer)? {
-                if self.held.is_none() {
-                    // What is made of the message takes as much.
-                    self.held = Some(self.memory.hold(2 * length)?);
-                }
-                if self.buffer.len() >= HEAD + length {
-                    self.buffer.advance(HEAD);
-                    return Ok(Some(self.buffer.split_to(length).freeze()));
-                }
+            if let Some(length) = announced(&self.buffer)?
+                && self.buffer.len() >= HEAD + length
+            {
+                let mut held = std::mem::replace(&mut self.held, self.memory.nothing());
+                held.grow_to(2 * length)?;
+                self.buffer.advance(HEAD);
+                let bytes = self.buffer.split_to(length).freeze();
+                return Ok(Some(Message { bytes, _held: held }));
             }
             match self.more().await? {
-                Some(bytes) => self.buffer.extend_from_slice(&bytes),
+                Some(bytes) => {
+                    self.held.grow_to(self.buffer.len() + bytes.len())?;
+                    self.buffer.extend_from_slice(&bytes);
+                }
                 None if self.buffer.is_empty() => return Ok(None),
                 None => return Err(Error::Body("it ends in the midst of a message".to_owned())),
             }
@@ -136,7 +143,7 @@ mod tests {
         Envelopes::new(
             Body::from_stream(futures_util::stream::iter(chunks)),
             None,
-            &Memory::default().part(),
+            &Memory::default().share(),
         )
     }
 
@@ -146,7 +153,7 @@ mod tests {
         for size in 1..=sent.len() {
             let mut envelopes = body(&sent.chunks(size).collect::<Vec<_>>());
             for expected in [&b"{\"a\":1}"[..], b"", b"{}"] {
-                assert_eq!(envelopes.next().await.unwrap().unwrap(), expected, "{size}");
+                assert_eq!(envelopes.next().await.unwrap().unwrap().bytes, expected, "{size}");
             }
             assert!(envelopes.next().await.unwrap().is_none(), "{size}");
         }
@@ -154,7 +161,10 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_no_envelope_is_refused() {
-        let code = async |bytes: &[u8]| body(&[bytes]).next().await.unwrap_err().code().name();
+        let code = async |bytes: &[u8]| match body(&[bytes]).next().await {
+            Err(error) => error.code().name(),
+            Ok(_) => panic!("{bytes:?}"),
+        };
         assert_eq!(code(&[1, 0, 0, 0, 0]).await, "unimplemented");
         assert_eq!(code(&[2, 0, 0, 0, 0]).await, "invalid_argument");
         assert_eq!(code(&[0, 0xff, 0, 0, 0]).await, "resource_exhausted");
@@ -165,25 +175,29 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_client_that_says_nothing_is_not_waited_for() {
         let silent = Body::from_stream(futures_util::stream::pending::<Result<Bytes, std::io::Error>>());
-        let mut envelopes = Envelopes::new(silent, Some(Duration::from_secs(9)), &Memory::default().part());
+        let mut envelopes = Envelopes::new(silent, Some(Duration::from_secs(9)), &Memory::default().share());
         assert!(matches!(envelopes.next().await, Err(Error::Stalled(_))));
     }
 
+    /// As far as it has come, and as long as somebody has it.
     #[tokio::test]
-    async fn a_message_is_of_the_sandboxs_memory_until_the_next() {
-        let part = Memory::new(8 * 1024).part();
-        let sent = wrap(0, &[b' '; 3000]);
-        let mut envelopes = body(&[&sent, &sent]);
-        envelopes.memory = part.clone();
-        envelopes.next().await.unwrap().unwrap();
-        assert!(part.hold(3000).is_err());
-        envelopes.next().await.unwrap().unwrap();
-        assert!(envelopes.next().await.unwrap().is_none());
-        let held = part.hold(3000).unwrap();
-        let mut more = body(&[&sent[..HEAD]]);
-        more.memory = part;
-        assert_eq!(more.next().await.unwrap_err().code().name(), "resource_exhausted");
-        drop(held);
+    async fn a_message_is_of_the_tenants_memory() {
+        const KIB: usize = 1024;
+        let share = Memory::new(256 * KIB).share();
+        let sent = wrap(0, &vec![b' '; 100 * KIB]);
+        let mut envelopes = body(&[&sent, &sent[..HEAD]]);
+        (envelopes.held, envelopes.memory) = (share.nothing(), share.clone());
+        let message = envelopes.next().await.unwrap().unwrap();
+        assert!(share.has(32 * KIB) && !share.has(100 * KIB));
+        // A length alone is nothing yet.
+        assert!(envelopes.next().await.is_err());
+        assert!(share.has(32 * KIB));
+        drop((message, envelopes));
+        assert!(share.has(256 * KIB));
+        let _most = share.hold(200 * KIB);
+        let mut more = body(&[&sent]);
+        (more.held, more.memory) = (share.nothing(), share);
+        assert!(matches!(more.next().await, Err(Error::Memory(_))));
     }
 
     #[test]

@@ -16,7 +16,7 @@ use super::call::{self, Call};
 use super::envelope::{self, Envelopes};
 use super::json;
 use crate::error::Error;
-use crate::memory::Part;
+use crate::memory::Share;
 
 /// How long the one message of a request may take to come.
 const REQUEST_LIMIT: Duration = Duration::from_secs(30);
@@ -35,7 +35,7 @@ pub(crate) trait Events: Send + 'static {
 
 /// Answers a call by a stream, which `begin` begins; it is told how long the client wants to wait for the stream's end.
 pub(crate) async fn server_stream<I, E, F>(
-    memory: &Part,
+    memory: &Share,
     request: Request<Body>,
     begin: impl FnOnce(I, Option<Duration>) -> F + Send,
 ) -> Response<Body>
@@ -59,7 +59,7 @@ where
         if messages.next().await?.is_some() {
             return Err(Error::Invalid("a request of this kind has only one message".to_owned()));
         }
-        begin(json::read(&message)?, call.deadline.map(|(_, limit)| limit)).await
+        begin(json::read(&message.bytes)?, call.deadline.map(|(_, limit)| limit)).await
     });
     match begun.await {
         Ok(events) => answer(&call, events),
@@ -69,7 +69,7 @@ where
 
 /// Answers a stream of the client's by one message, which `take` makes of it.
 pub(crate) async fn client_stream<O, F>(
-    memory: &Part,
+    memory: &Share,
     request: Request<Body>,
     idle: Duration,
     take: impl FnOnce(Envelopes) -> F + Send,
@@ -179,7 +179,7 @@ mod tests {
                 .headers_mut()
                 .insert(*name, http::HeaderValue::from_static(value));
         }
-        let response = server_stream(&Memory::default().part(), request, async |(): (), _| Ok(ticks)).await;
+        let response = server_stream(&Memory::default().share(), request, async |(): (), _| Ok(ticks)).await;
         assert_eq!(response.status(), 200);
         assert_eq!(response.headers()["content-type"], "application/connect+json");
         let bytes = response.into_body().collect().await.unwrap().to_bytes();
@@ -243,7 +243,7 @@ mod tests {
                 .insert(name, http::HeaderValue::from_static(value));
         }
         let begun = Instant::now();
-        let mut body = server_stream(&Memory::default().part(), request, async |(): (), _| Ok(Silent))
+        let mut body = server_stream(&Memory::default().share(), request, async |(): (), _| Ok(Silent))
             .await
             .into_body();
         for n in 1..4 {
@@ -271,7 +271,7 @@ mod tests {
         let mut request = Request::post("/").body(Body::from(null())).unwrap();
         let media = http::HeaderValue::from_static("application/connect+json");
         request.headers_mut().insert("content-type", media);
-        let response = server_stream(&Memory::default().part(), request, async |(): (), _| Ok(Broken)).await;
+        let response = server_stream(&Memory::default().share(), request, async |(): (), _| Ok(Broken)).await;
         assert!(response.into_body().collect().await.is_err());
     }
 

@@ -159,10 +159,13 @@ pub(super) enum Watched {
     Keepalive {},
 }
 
-#[derive(Debug, PartialEq, Eq, Serialize)]
+#[derive(Debug, Serialize)]
 pub(super) struct Events {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) events: Vec<FilesystemEvent>,
+    /// The memory that they take.
+    #[serde(skip)]
+    pub(super) _held: Held,
 }
 
 #[cfg(test)]
@@ -198,6 +201,10 @@ mod tests {
             json(&Watched::Filesystem(Box::new(event))),
             r#"{"filesystem":{"name":"a","type":"EVENT_TYPE_CHMOD"}}"#
         );
-        assert_eq!(serde_json::to_string(&Events { events: Vec::new() }).unwrap(), "{}");
+        let none = Events {
+            events: Vec::new(),
+            _held: crate::memory::Memory::default().share().nothing(),
+        };
+        assert_eq!(serde_json::to_string(&none).unwrap(), "{}");
     }
 }

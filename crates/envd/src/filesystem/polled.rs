@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep_until};
 use super::messages::{CreateWatcher, Created, Empty, Events, FilesystemEvent};
 use super::watch::Watch;
 use crate::error::Error;
-use crate::memory::{Held, Part};
+use crate::memory::{Held, Share};
 use crate::state::State;
 
 /// How many a sandbox has at most.
@@ -24,9 +24,6 @@ const MAX_EVENTS: usize = 16 * 1024;
 
 /// How many bytes of names it keeps at most, about.
 const MAX_BYTES: usize = 4 * 1024 * 1024;
-
-/// Memory for them is held by so many bytes at once.
-const STEP: usize = 64 * 1024;
 
 /// How long a poll waits for something that may be on its way,
 const FIRST_LIMIT: Duration = Duration::from_millis(50);
@@ -65,7 +62,7 @@ struct Shared {
 }
 
 impl Shared {
-    fn new(memory: Part) -> Arc<Self> {
+    fn new(memory: Share) -> Arc<Self> {
         Arc::new(Self {
             inner: Mutex::new(Kept::new(memory)),
             changed: Notify::new(),
@@ -98,9 +95,8 @@ impl Shared {
 struct Kept {
     events: VecDeque<FilesystemEvent>,
     bytes: usize,
-    memory: Part,
-    /// Of it, and how many bytes that are.
-    held: Option<(Held, usize)>,
+    memory: Share,
+    held: Held,
     /// Some were dropped since the last poll.
     lost: bool,
     /// When something came last.
@@ -112,12 +108,12 @@ struct Kept {
 }
 
 impl Kept {
-    fn new(memory: Part) -> Self {
+    fn new(memory: Share) -> Self {
         Self {
             events: VecDeque::new(),
             bytes: 0,
+            held: memory.nothing(),
             memory,
-            held: None,
             lost: false,
             last: None,
             failed: None,
@@ -129,39 +125,13 @@ impl Kept {
     fn push(&mut self, event: FilesystemEvent) {
         self.bytes += weight(&event);
         self.events.push_back(event);
-        let most = if self.bytes <= MAX_BYTES && self.hold() {
-            MAX_BYTES
-        } else {
-            self.held()
-        };
+        let fits = self.bytes <= MAX_BYTES && self.held.grow_to(self.bytes).is_ok();
+        let most = if fits { MAX_BYTES } else { self.held.bytes() };
         while self.events.len() > MAX_EVENTS || self.bytes > most {
             let Some(dropped) = self.events.pop_front() else { break };
             self.bytes -= weight(&dropped);
             self.lost = true;
         }
-    }
-
-    /// How many bytes of memory it has.
-    fn held(&self) -> usize {
-        self.held.as_ref().map_or(0, |(_, bytes)| *bytes)
-    }
-
-    /// Has memory for what it keeps, if there is some.
-    fn hold(&mut self) -> bool {
-        let missing = self.bytes.saturating_sub(self.held());
-        if missing == 0 {
-            return true;
-        }
-        let more = missing.max(STEP);
-        let Ok(held) = self.memory.hold(more) else { return false };
-        match &mut self.held {
-            Some((all, bytes)) => {
-                all.join(held);
-                *bytes += more;
-            }
-            None => self.held = Some((held, more)),
-        }
-        true
     }
 
     /// What has happened since the last time.
@@ -182,9 +152,9 @@ impl Kept {
             )));
         }
         self.bytes = 0;
-        self.held = None;
         Ok(Events {
             events: std::mem::take(&mut self.events).into(),
+            _held: std::mem::replace(&mut self.held, self.memory.nothing()),
         })
     }
 }
@@ -316,8 +286,8 @@ mod tests {
     use crate::filesystem::messages::EventType;
     use crate::memory::Memory;
 
-    fn part() -> Part {
-        Memory::default().part()
+    fn share() -> Share {
+        Memory::default().share()
     }
 
     fn event(name: &str) -> FilesystemEvent {
@@ -330,7 +300,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_kept_is_bounded_and_a_loss_is_told() {
-        let mut kept = Kept::new(part());
+        let mut kept = Kept::new(share());
         kept.push(event("a"));
         assert_eq!(kept.poll().unwrap().events, [event("a")]);
         assert_eq!(kept.poll().unwrap().events, []);
@@ -353,25 +323,28 @@ mod tests {
 
     #[tokio::test]
     async fn what_there_is_no_memory_for_is_dropped_and_told() {
-        let part = Memory::new(2 * STEP).part();
-        let mut kept = Kept::new(part.clone());
-        let name = "n".repeat(STEP / 4);
+        const KIB: usize = 1024;
+        let share = Memory::new(128 * KIB).share();
+        let mut kept = Kept::new(share.clone());
+        let name = "n".repeat(16 * KIB);
         for _ in 0..6 {
             kept.push(event(&name));
         }
-        assert!(!kept.lost && part.hold(1).is_err());
+        assert!(!kept.lost && !share.has(64 * KIB));
         for _ in 0..6 {
             kept.push(event(&name));
         }
         assert_eq!(kept.poll().unwrap_err().code().name(), "data_loss");
-        let rest = kept.poll().unwrap().events.len();
-        assert!((4..=8).contains(&rest), "{rest}");
-        part.hold(2 * STEP).unwrap();
+        let rest = kept.poll().unwrap();
+        assert!((4..=8).contains(&rest.events.len()), "{}", rest.events.len());
+        assert!(!share.has(64 * KIB), "they are being told");
+        drop(rest);
+        assert!(share.has(128 * KIB));
     }
 
     #[tokio::test]
     async fn what_was_seen_is_told_before_a_failure() {
-        let mut kept = Kept::new(part());
+        let mut kept = Kept::new(share());
         kept.push(event("a"));
         kept.failed = Some(Error::Lost("gone".to_owned()));
         assert_eq!(kept.poll().unwrap().events.len(), 1);
@@ -385,7 +358,7 @@ mod tests {
             shared.settled().await;
             begun.elapsed()
         };
-        let shared = Shared::new(part());
+        let shared = Shared::new(share());
         let push = |name: &str| {
             let mut kept = lock(&shared.inner);
             kept.last = Some(Instant::now());
@@ -428,7 +401,7 @@ mod tests {
     /// A watcher that sees nothing.
     fn idle() -> Watcher {
         Watcher {
-            kept: Shared::new(part()),
+            kept: Shared::new(share()),
             task: tokio::spawn(std::future::pending::<()>()).abort_handle(),
         }
     }

@@ -107,15 +107,14 @@ impl Asker<'_> {
         };
         let (mut channel, _, mut reply) = ask(self.state, self.user.as_deref(), request).await?;
         let (mut entries, mut bytes) = (Vec::new(), 0);
-        let mut held = self.state.memory.hold(0)?;
+        let mut held = self.state.memory.nothing();
         loop {
             let (some, more) = match reply {
                 Reply::Entries { entries, more } => (entries, more),
                 other => return Err(unexpected(&other)),
             };
-            let more_bytes = some.iter().map(weight).sum::<usize>();
-            bytes += more_bytes;
-            held.join(self.state.memory.hold(more_bytes)?);
+            bytes += some.iter().map(weight).sum::<usize>();
+            held.grow_to(bytes)?;
             if entries.len() + some.len() > MAX_ENTRIES || bytes > MAX_LISTED {
                 return Err(Error::TooMuch(format!(
                     "there is more than the {MAX_ENTRIES} files and directories that a list may have; ask for less depth, or for the \

@@ -35,7 +35,7 @@ pub(super) async fn send(state: &State, send: SendInput) -> Result<Empty, Error>
 pub(super) async fn stream(state: &State, mut messages: Envelopes) -> Result<Empty, Error> {
     let mut process: Option<(Sender, Note)> = None;
     while let Some(message) = messages.next().await? {
-        let message: StreamInput = json::read(&message)?;
+        let message: StreamInput = json::read(&message.bytes)?;
         match (message.start, message.data, message.keepalive, &mut process) {
             (Some(start), None, None, None) => {
                 process = Some(kept::sender(state, start.process.which()?).await?);

@@ -83,18 +83,16 @@ pub(super) async fn list(state: &State) -> Result<Listed, Error> {
 async fn ask(state: &State, channel: &mut Channel) -> Result<(Vec<KeptCommand>, Held), Error> {
     let mut reply = channel.ask(&Request::ListKept).await?;
     let mut all = Vec::new();
-    let mut held = state.memory.hold(0)?;
+    let mut held = state.memory.nothing();
+    let mut text = 0;
     loop {
         let Reply::Kept { commands, more } = reply else {
             return Err(unexpected(&reply));
         };
-        held.join(
-            state
-                .memory
-                .hold(commands.iter().map(|command| command.kept.text_len()).sum())?,
-        );
+        text += commands.iter().map(|command| command.kept.text_len()).sum::<usize>();
+        held.grow_to(text)?;
         all.extend(commands);
-        if all.len() > MAX_KEPT || all.iter().map(|command| command.kept.text_len()).sum::<usize>() > MAX_KEPT_TEXT {
+        if all.len() > MAX_KEPT || text > MAX_KEPT_TEXT {
             return Err(Error::Agent("it names more processes than it can keep".to_owned()));
         }
         if !more {

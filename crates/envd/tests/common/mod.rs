@@ -71,7 +71,7 @@ pub(crate) fn sandbox() -> Arc<Sandbox> {
         "abc123",
         Arc::new(InProcess(command())),
         Access::default(),
-        &Memory::default(),
+        Memory::default().share(),
     )
 }
 
@@ -80,7 +80,12 @@ pub(crate) fn guarded() -> Arc<Sandbox> {
     let access = Access {
         token: Some("secret".to_owned()),
     };
-    Sandbox::new("abc123", Arc::new(InProcess(command())), access, &Memory::default())
+    Sandbox::new(
+        "abc123",
+        Arc::new(InProcess(command())),
+        access,
+        Memory::default().share(),
+    )
 }
 
 /// A guest that does not run.
