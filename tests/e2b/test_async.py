@@ -46,8 +46,13 @@ async def test_a_terminal():
 
 async def test_a_terminal_has_a_size():
     async with made_async() as sandbox:
-        terminal = await sandbox.pty.create(PtySize(rows=24, cols=80), on_data=lambda data: None)
+        output = []
+        terminal = await sandbox.pty.create(PtySize(rows=24, cols=80), on_data=output.append)
         await sandbox.pty.resize(terminal.pid, PtySize(rows=40, cols=120))
+        await sandbox.pty.send_stdin(terminal.pid, b"stty size\n")
+        async with asyncio.timeout(60):
+            while b"40 120" not in b"".join(output):
+                await asyncio.sleep(0.1)
         assert await sandbox.pty.kill(terminal.pid) is True
         assert await sandbox.pty.kill(terminal.pid) is False
 

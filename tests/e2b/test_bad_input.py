@@ -59,11 +59,10 @@ def test_a_key_that_nobody_has(sandbox, ask):
     assert sandbox.is_running()
 
 
-@pytest.mark.parametrize("key", ["x", "e2b_", "e2b_" + "0" * 63, "e2b_" + "0" * 10_000, "e2b_ä"])
+@pytest.mark.parametrize("key", ["x", "e2b_", "e2b_" + "0" * 63, "e2b_" + "0" * 10_000])
 def test_what_is_no_key(key):
-    with pytest.raises(Exception) as refused:
+    with pytest.raises(AuthenticationException):
         Sandbox.list(api_key=key).next_items()
-    assert not isinstance(refused.value, SandboxException) or "500" not in str(refused.value)
 
 
 def test_a_token_of_another_sandbox(sandbox):
@@ -172,13 +171,18 @@ def test_clients_that_vanish_in_midstream(sandbox):
 
 
 def test_uploads_that_vanish_in_midstream(sandbox):
-    for number in range(10):
-        stream = connection()
+    def is_open(count):
+        return sandbox.commands.run("ls -l /proc/1/fd | grep -c vanished || true", user="root").stdout == f"{count}\n"
+
+    streams = [connection() for _ in range(10)]
+    for number, stream in enumerate(streams):
         fields = {"Content_Type": "application/octet-stream", "Content_Length": 1_000_000}
         stream.sendall(head(sandbox, "POST", f"/files?path=vanished/{number}", **fields) + b"x" * 1000)
+    eventually(lambda: is_open(10), "files to be written")
+    for stream in streams:
         stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         stream.close()
-    eventually(lambda: sandbox.commands.run("ls -l /proc/1/fd | grep -c vanished || true", user="root").stdout == "0\n", "files to be closed")
+    eventually(lambda: is_open(0), "files to be closed")
     sandbox.files.write("vanished/0", "whole")
     assert sandbox.files.read("vanished/0") == "whole"
 
@@ -224,8 +228,9 @@ def test_a_path_that_climbs_stays_in_the_sandbox(sandbox):
     )
     assert climbed == name
     assert sandbox.files.write("deep/../../user/climbed", "x").path == "/home/user/climbed"
-    for path in ("/proc/1/root/../../../var/lib/basalt/gateway.sock", "../" * 40 + "var/lib/basalt/gateway.sock"):
-        with pytest.raises(SandboxException):
+    # A file that the lab's host has.
+    for path in ("/proc/1/root/../../../opt/basalt/bin/basaltd", "../" * 40 + "opt/basalt/bin/basaltd"):
+        with pytest.raises(NotFoundException):
             sandbox.files.read(path)
 
 
@@ -236,6 +241,7 @@ async def test_a_client_that_gives_up_by_asyncio():
 
         tasks = [asyncio.create_task(endless()) for _ in range(10)]
         await asyncio.sleep(3)
+        assert not any(task.done() for task in tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -12,7 +12,7 @@ import pathlib
 import sys
 import tarfile
 
-from e2b import AsyncSandbox, CommandExitException
+from e2b import AsyncSandbox, CommandExitException, FileType
 
 # Where the checkout is in the sandbox, and what of it is kept.
 PLACE, ARTEFACTS = "/home/user/checkout", "artefacts"
@@ -22,7 +22,7 @@ def packed(checkout):
     """The checkout as an archive, without what git knows of it."""
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w:gz") as tar:
-        tar.add(checkout, ".", filter=lambda entry: None if entry.name.startswith("./.git/") else entry)
+        tar.add(checkout, ".", filter=lambda entry: None if entry.name.split("/")[1:2] == [".git"] else entry)
     return archive.getvalue()
 
 
@@ -40,6 +40,8 @@ async def job(name, command, archive, kept):
         except CommandExitException as failed:
             result = failed
         for entry in await sandbox.files.list(f"{PLACE}/{ARTEFACTS}"):
+            if entry.type != FileType.FILE:
+                continue
             data = await sandbox.files.read(entry.path, format="bytes")
             (kept / name).mkdir(parents=True, exist_ok=True)
             (kept / name / entry.name).write_bytes(data)

@@ -235,7 +235,7 @@ impl std::fmt::Display for Stopped {
 impl std::error::Error for Stopped {}
 
 /// SIGTERM to the child's whole group, a while to clean up, then SIGKILL.
-fn end_group(child: &mut Child) -> Result<()> {
+pub(crate) fn end_group(child: &mut Child) -> Result<()> {
     let group = Pid::from_child(child);
     let deadline = Instant::now() + GRACE;
     // The group may be gone already; that is what we want.

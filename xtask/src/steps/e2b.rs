@@ -10,7 +10,6 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::Value;
 
 use super::e2b_api;
@@ -18,6 +17,7 @@ use super::node_tests;
 use super::sandbox::{basalt, lab_command, only_with_a_lab};
 use crate::context::Context;
 use crate::recipe::Recipe;
+use crate::runner::task::end_group;
 use crate::runner::{Counts, Report, Step, Task};
 
 /// The clients.
@@ -135,9 +135,8 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may be gone already; then there is nothing to wait for.
-        let _gone = kill_process_group(Pid::from_child(&self.0), Signal::TERM);
-        drop(self.0.wait());
+        // One that cannot be waited for is nobody's child.
+        drop(end_group(&mut self.0));
     }
 }
 
@@ -187,6 +186,9 @@ impl Gateway {
             .join("\n");
         let made: Value = serde_json::from_str(&made).with_context(|| format!("no key in `{made}`"))?;
         let key = made["key"].as_str().context("no key was printed")?.to_owned();
+        // One that a run has left that was killed has the ports.
+        let words = ["exec", "--no-stdin", "--", "sh", "-c", "pkill -x basalt-gateway; true"];
+        task.run_within(&mut lab_command(context, &words), LIMIT)?;
         let listen = format!("127.0.0.1:{PORT}");
         // The domain has the port of this machine, which is therefore known first.
         let (leads_to_tls, port) = tunnel(context, 0, TLS_PORT)?;
@@ -304,7 +306,7 @@ fn node(context: &Context, task: &mut Task, (command, directory): (Command, &Pat
 fn world(context: &Context) -> Result<Server> {
     let words = ["exec", "--no-stdin", "--", "sh", "-c", WORLD_SCRIPT, "sh"];
     let mut serve = lab_command(context, &[&words[..], &WORLD].concat());
-    let mut serves = Server::start(serve.stdout(Stdio::piped()))?;
+    let mut serves = Server::start(serve.stdout(Stdio::piped()).stderr(Stdio::null()))?;
     let said = serves.0.stdout.take().context("the world says nothing")?;
     let mut line = String::new();
     BufReader::new(said).read_line(&mut line)?;
@@ -371,12 +373,13 @@ fn answers(address: &str) -> Result<bool> {
     use std::io::{Read, Write};
     let mut stream = std::net::TcpStream::connect(address)?;
     stream.set_read_timeout(Some(SOON))?;
-    write!(
-        stream,
-        "GET /health HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n"
-    )?;
+    let asked = format!("GET /health HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
     let mut head = [0; 12];
-    Ok(stream.read_exact(&mut head).is_ok() && head.starts_with(b"HTTP/1.1 2"))
+    // Who leads there may close it as long as nobody serves.
+    let answered = stream
+        .write_all(asked.as_bytes())
+        .and_then(|()| stream.read_exact(&mut head));
+    Ok(answered.is_ok() && head.starts_with(b"HTTP/1.1 2"))
 }
 
 #[cfg(test)]

@@ -21,7 +21,7 @@ pub(crate) const SCHEMATHESIS: Recipe = Recipe {
 };
 
 /// The gateway over a node without machines, as `build-tests` leaves it.
-const FAKE_GATEWAY: &str = "debug/examples/fake_gateway";
+pub(super) const FAKE_GATEWAY: &str = "debug/examples/fake_gateway";
 
 /// What compares, and makes the table.
 const PROGRAMS: &str = "tests/e2b/api";

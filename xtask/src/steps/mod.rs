@@ -179,7 +179,7 @@ pub(crate) fn long() -> Vec<Step> {
         steps.push(part.follows(&[last]));
         last = name;
     }
-    steps.push(recipe(e2b_api::SCHEMATHESIS, HINT_SDKS));
+    steps.push(recipe(e2b_api::SCHEMATHESIS, HINT_SDKS).after(&["apt-packages"]));
     let made_up = e2b_api::made_up_by_night().after(&["build-tests", "schemathesis-client"]);
     steps.push(made_up.follows(&[last]));
     last = "long-schemathesis";
@@ -208,9 +208,8 @@ pub(crate) fn test() -> Vec<Step> {
     steps.extend([clippy, built.in_background(), deny::deny()]);
     let images = [REDIS, NODE, BASE].map(|image| recipe(image, HINT_IMAGE));
     steps.extend(images.map(|step| step.after(&["apt-packages"])));
-    steps.push(recipe(e2b::CLIENTS, HINT_SDKS));
-    steps.push(recipe(e2b_api::SCHEMATHESIS, HINT_SDKS));
-    steps.push(recipe(ui::CLIENT, HINT_SDKS).after(&["apt-packages"]));
+    let clients = [e2b::CLIENTS, e2b_api::SCHEMATHESIS, ui::CLIENT].map(|client| recipe(client, HINT_SDKS));
+    steps.extend(clients.map(|step| step.after(&["apt-packages"])));
     steps.push(apt::browser().after(&["apt-packages"]));
     for (name, recipe, tag) in [
         ("import-python", PYTHON, "python"),
@@ -254,7 +253,6 @@ pub(crate) fn test() -> Vec<Step> {
     steps.push(made_up.follows(&["program-tests"]).in_background());
     // Not beside the build of tests: it has the server and the library compiled as that does.
     steps.push(clients.follows(&["program-tests"]).in_background());
-    // As the tests are: it has the gateway compiled as those do.
     let page = ui::ui().after(&["build-tests", "ui-client", "browser"]);
     steps.push(page.follows(&["program-tests"]).in_background());
     // Beside what is left for the lab, but for the audit, which runs cases.

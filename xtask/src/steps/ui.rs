@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use super::build::cargo;
+use super::e2b_api::FAKE_GATEWAY;
 use super::node_tests;
 use crate::context::Context;
 use crate::recipe::Recipe;
@@ -24,8 +24,6 @@ const TEST: &str = "page.test.mjs";
 /// Where the browser is that the step `browser` installs.
 const BROWSER: &str = "/usr/bin/chromium";
 
-/// Linking the example, where everything else is compiled.
-const BUILD_LIMIT: Duration = Duration::from_secs(30 * 60);
 /// It takes 40 s where nothing else runs.
 const LIMIT: Duration = Duration::from_secs(15 * 60);
 
@@ -43,18 +41,10 @@ pub(crate) fn ui() -> Step {
 }
 
 fn run(context: &Context, task: &mut Task) -> Result<Counts> {
-    let mut build = cargo(
-        context,
-        &["build", "--package", "basalt-gateway", "--example", "fake_gateway"],
-    );
-    if context.ci {
-        build.arg("--locked");
-    }
-    task.run_within(&mut build, BUILD_LIMIT)?;
     let client = CLIENT.path(context)?;
     let directory = node_tests::directory(context, "ui", &client)?;
     let mut node = Command::new(client.join("node"));
-    node.env("UI_SERVE", context.target().join("debug/examples/fake_gateway"))
+    node.env("UI_SERVE", context.target().join(FAKE_GATEWAY))
         .env("UI_BROWSER", BROWSER);
     let places = (&*context.root.join("tests/ui"), &*directory);
     node_tests::run(task, node, places, &[TEST], LIMIT)

@@ -73,7 +73,8 @@ impl Told {
         names
             .args(["--dns", &server, "--state"])
             .arg(&state)
-            .stdout(Stdio::null());
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
         let mut names = Server::start(&mut names)?;
         let told = Self {
             domain: gateway.domain.clone(),
