@@ -38,6 +38,7 @@ class Table(unittest.TestCase):
         nothing = table.exercised([], KNOWN)
         self.assertEqual(len(list(table.wrong(page, KNOWN, nothing, REASONS))), 3)
         self.assertEqual(len(list(table.wrong(page, KNOWN, self.found, {}))), 1)
+        self.assertEqual(len(list(table.wrong(page.replace("test_a", "test_b +3"), KNOWN, self.found, REASONS))), 2)
         self.assertEqual(len(list(table.wrong("", KNOWN, self.found, REASONS))), 6)
 
 
