@@ -25,7 +25,8 @@ pub(crate) fn variables(serving: &Serving, key: &str) -> Variables {
         let url = format!("http://{}", serving.plain);
         all.extend([
             ("E2B_API_URL", Some(url.clone())),
-            ("E2B_SANDBOX_URL", Some(url)),
+            ("E2B_SANDBOX_URL", Some(url.clone())),
+            ("E2B_VOLUME_API_URL", Some(url)),
             ("E2B_DOMAIN", None),
         ]);
         return all;
@@ -35,6 +36,7 @@ pub(crate) fn variables(serving: &Serving, key: &str) -> Variables {
         // These would count before the domain.
         ("E2B_API_URL", None),
         ("E2B_SANDBOX_URL", None),
+        ("E2B_VOLUME_API_URL", None),
     ]);
     if let Some(directory) = &serving.ca {
         let file = |name: &str| Some(directory.join(name).to_string_lossy().into_owned());
@@ -126,7 +128,7 @@ mod tests {
         is("REQUESTS_CA_BUNDLE", "/a b/ca-bundle.pem");
         is("CURL_CA_BUNDLE", "/a b/ca-bundle.pem");
         is("NODE_EXTRA_CA_CERTS", "/a b/ca.pem");
-        for name in ["E2B_API_URL", "E2B_SANDBOX_URL", "E2B_DEBUG"] {
+        for name in ["E2B_API_URL", "E2B_SANDBOX_URL", "E2B_VOLUME_API_URL", "E2B_DEBUG"] {
             assert_eq!(value(&all, name), Some(None), "{name}");
         }
         let given = variables(&serving(Some("sb.example"), None), "e2b_00");

@@ -41,6 +41,7 @@ mod time_text;
 mod tls;
 mod tokens;
 mod ui;
+mod volumes;
 
 pub use api::openapi;
 pub use builds::BuildsConfig;
@@ -56,3 +57,4 @@ pub use sampler::sample;
 pub use server::{Listeners, Service, serve};
 pub use tls::{BUNDLE, CERTIFICATE, CertificateSource, Tls, TlsError, certificate_of, replace_file};
 pub use tokens::Tokens;
+pub use volumes::VolumesConfig;

@@ -104,7 +104,9 @@ impl Told {
         ] {
             command.env(name, std::ffi::OsStr::from_bytes(value));
         }
-        command.env_remove("E2B_API_URL").env_remove("E2B_SANDBOX_URL");
+        for name in ["E2B_API_URL", "E2B_SANDBOX_URL", "E2B_VOLUME_API_URL"] {
+            command.env_remove(name);
+        }
         command
     }
 }

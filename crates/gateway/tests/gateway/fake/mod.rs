@@ -2,6 +2,7 @@
 //! For tests and development alone. Knows nothing of the gateway.
 
 mod agent;
+mod volumes;
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -41,6 +42,7 @@ pub(crate) struct FakeNode {
 struct Kept {
     sandboxes: BTreeMap<String, Sandbox>,
     snapshots: BTreeMap<String, Snapshot>,
+    volumes: volumes::Volumes,
     made: u64,
     /// For whom it is being asked.
     tenant: Option<String>,
@@ -311,6 +313,11 @@ impl Kept {
                 self.snapshots.remove(&name);
                 Ok(Reply::Done)
             }
+            Request::TenantVolume(asked) => {
+                let tenant = self.tenant.clone();
+                self.volumes
+                    .reply(tenant.as_deref(), asked, &self.sandboxes, (items, fds))
+            }
             other => Err(refusal(ErrorKind::Invalid, &format!("not here: {other:?}"))),
         }
     }
@@ -399,6 +406,7 @@ impl Kept {
         config.process.user = asked.user.or(config.process.user);
         config.time_limit = asked.time_limit.or(config.time_limit);
         config.egress = asked.egress.unwrap_or(config.egress);
+        config.volumes.extend(asked.volumes);
         (config.remove, config.name) = (asked.remove, asked.name);
         Ok(self.add(config, None, Some(asked.snapshot)))
     }
