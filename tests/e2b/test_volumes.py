@@ -147,6 +147,7 @@ async def test_volumes_by_asyncio():
         async with made_async(volume_mounts={"/mnt": data}) as sandbox:
             await sandbox.files.write("/mnt/d/a", "y")
         assert await data.read_file("/d/a") == "y"
+        assert (await data.get_info("/d/a")).size == 1
         await data.remove("/d/a")
         assert not await data.exists("/d/a")
     finally:

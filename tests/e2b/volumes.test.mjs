@@ -4,7 +4,7 @@ import assert from 'node:assert/strict'
 import { randomBytes } from 'node:crypto'
 import { test } from 'node:test'
 
-import { NotFoundError, Sandbox, Volume } from 'e2b'
+import { Sandbox, Volume, VolumeNotFoundError, VolumePathNotFoundError } from 'e2b'
 
 async function withVolume(use) {
   const volume = await Volume.create(`test-${randomBytes(6).toString('hex')}`)
@@ -24,7 +24,7 @@ test('a volume is made, found, listed and removed', () =>
     await assert.rejects(Volume.create(volume.name), /already/)
     assert.equal(await Volume.destroy(volume.volumeId), true)
     assert.equal(await Volume.destroy(volume.volumeId), false)
-    await assert.rejects(Volume.getInfo(volume.volumeId), NotFoundError)
+    await assert.rejects(Volume.getInfo(volume.volumeId), VolumeNotFoundError)
   }))
 
 test('files of a volume', () =>
@@ -45,7 +45,7 @@ test('files of a volume', () =>
     assert.equal((await volume.updateMetadata('/d/e/f', { mode: 0o600 })).mode, 0o600)
     await volume.remove('/d')
     assert.equal(await volume.exists('/d'), false)
-    await assert.rejects(volume.readFile('/d'), NotFoundError)
+    await assert.rejects(volume.readFile('/d'), VolumePathNotFoundError)
   }))
 
 test('a sandbox has a volume', () =>

@@ -69,6 +69,10 @@ fn refusal(kind: ErrorKind, message: &str) -> ApiError {
     }
 }
 
+fn valid(checked: Result<(), node_api::ConfigError>) -> Result<(), ApiError> {
+    checked.map_err(|error| refusal(ErrorKind::Invalid, &error.to_string()))
+}
+
 fn missing(what: &str) -> ApiError {
     refusal(ErrorKind::NotFound, &format!("there is no {what}"))
 }
@@ -382,7 +386,7 @@ impl Kept {
     }
 
     fn run(&mut self, mut config: SandboxConfig) -> Result<Reply, ApiError> {
-        config.validate().unwrap();
+        valid(config.validate())?;
         if config.template.is_none() && !IMAGES.contains(&config.image.as_str()) {
             return Err(missing("image"));
         }
@@ -395,7 +399,7 @@ impl Kept {
     }
 
     fn clone_of(&mut self, asked: CloneConfig) -> Result<Reply, ApiError> {
-        asked.validate().unwrap();
+        valid(asked.validate())?;
         let mut config = self.snapshot_named(&asked.snapshot)?.config.clone();
         if asked.only_labels {
             config.labels.clear();
@@ -407,6 +411,7 @@ impl Kept {
         config.time_limit = asked.time_limit.or(config.time_limit);
         config.egress = asked.egress.unwrap_or(config.egress);
         config.volumes.extend(asked.volumes);
+        valid(config.validate())?;
         (config.remove, config.name) = (asked.remove, asked.name);
         Ok(self.add(config, None, Some(asked.snapshot)))
     }

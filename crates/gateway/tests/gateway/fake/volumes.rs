@@ -68,7 +68,7 @@ impl Volumes {
                 node_api::check_name(&name).map_err(|error| refusal(ErrorKind::Invalid, &error.to_string()))?;
                 let its = self.0.keys().filter(|(owner, _)| owner == tenant).count();
                 if self.0.contains_key(&key(&name)) || its >= most as usize {
-                    return Err(refusal(ErrorKind::Conflict, "there is one, or too many"));
+                    return Err(refusal(ErrorKind::Conflict, "there is one already, or too many"));
                 }
                 volume(self.0.entry(key(&name)).or_insert(Volume::new(size)).show(&name))
             }
