@@ -299,3 +299,28 @@ fn a_slot_that_was_found_restricted_is_not_any_more_when_that_is_said() {
     restrict(&world, 3, &[], &[]);
     reached(&world.guest(3).place, &EVERYBODY);
 }
+
+/// nft runs for both in one namespace.
+#[test]
+fn taps_are_made_while_others_are_restricted() {
+    let world = world();
+    let guest = world.guest(3);
+    let ranges = (0..500_u32).map(|at| Ipv4Addr::from(0x0b00_0000 + 4 * at).to_string());
+    let ranges: Vec<String> = ranges.collect();
+    let denied: Vec<&str> = ranges.iter().map(String::as_str).collect();
+    let policies = [egress(&[], &denied), egress(&[], &["0.0.0.0/0"])];
+    world.with(move |network| {
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for round in 0..20 {
+                    network.restrict(3, &policies[round % 2]).unwrap();
+                }
+            });
+            for slot in 10..30 {
+                network.attach(slot, 1).unwrap();
+            }
+        });
+    });
+    reached(&guest.place, &[]);
+    reached(&world.guest(30).place, &EVERYBODY);
+}

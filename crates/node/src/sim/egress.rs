@@ -154,6 +154,13 @@ fn a_policy_outlasts_daemons_tables_and_machines() {
     is(&world, &after());
     world.restart();
     is(&world, &after());
+    // What somebody was killed with who was about to end connections is asked for again.
+    world.network.connect();
+    update(&world, &after()).unwrap();
+    is(&world, &after());
+    world.network.connect();
+    world.restart();
+    is(&world, &after());
     // What is asked for while another program's rules have taken the tables away.
     world.network.damage();
     update(&world, &before()).unwrap();

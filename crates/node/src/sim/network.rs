@@ -119,6 +119,11 @@ impl Network {
         self.lock().ended.clone()
     }
 
+    /// Guests have connections, as those that a daemon had to end which was killed before.
+    pub(crate) fn connect(&self) {
+        self.lock().ended.clear();
+    }
+
     /// Somebody has a slot who is nobody's sandbox, and may send nowhere.
     pub(crate) fn occupy(&self, slot: u32) {
         let mut kernel = self.lock();
