@@ -163,7 +163,7 @@ impl Network {
             .map_err(Error::host("listing the namespace's links"))?;
         *known = links.iter().filter_map(slot_of).collect();
         self.apply_inside(&known, &self.with_unknown(egresses, &links)?)?;
-        // Of whom nothing is known here something may be known later: that one's may be those that it can reach.
+        // Not those of slots of which nothing is told: their sandboxes may be found later, with connections that they may have.
         if let Err(error) = self.end_all_unreachable(egresses, &links) {
             log::error!("sandboxes may have connections to where they cannot send any more: {error}");
         }
