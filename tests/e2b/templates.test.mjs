@@ -15,7 +15,7 @@ const SIZE = { cpuCount: 1, memoryMB: 160 }
 
 const unique = (name) => `${name}-${randomUUID().slice(0, 8)}`
 
-/** Deletes a template: by a snapshot's way, as the SDK has no other. */
+/** Deletes a template, by its id or name: by a snapshot's way, as the SDK has no other. */
 const remove = (template) => Sandbox.deleteSnapshot(template)
 
 describe('a template', () => {
@@ -64,17 +64,21 @@ describe('a template', () => {
   test('that cannot be built says why', async () => {
     const name = unique('failing')
     const broken = Template().fromTemplate('base').runCmd('echo this is why >&2; exit 3')
-    await assert.rejects(
-      Template.build(broken, name),
-      (error) => error instanceof BuildError && /step 1 .*code 3: this is why/.test(error.message)
-    )
-    const started = await Template.buildInBackground(Template().fromTemplate('base').runCmd('true'), name)
-    for (;;) {
-      const { status, reason } = await Template.getBuildStatus(started)
-      assert.notEqual(status, 'error', reason?.message)
-      if (status === 'ready') break
-      await new Promise((resolve) => setTimeout(resolve, 200))
+    try {
+      await assert.rejects(
+        Template.build(broken, name),
+        (error) => error instanceof BuildError && /step 1 .*code 3: this is why/.test(error.message)
+      )
+      const started = await Template.buildInBackground(Template().fromTemplate('base').runCmd('true'), name)
+      for (;;) {
+        const { status, reason } = await Template.getBuildStatus(started)
+        assert.notEqual(status, 'error', reason?.message)
+        if (status === 'ready') break
+        await new Promise((resolve) => setTimeout(resolve, 200))
+      }
+    } finally {
+      // A template of which nothing could be built is there, too.
+      assert.equal(await remove(name), true)
     }
-    assert.equal(await remove(started.templateId), true)
   })
 })

@@ -5,7 +5,7 @@ import uuid
 import pytest
 from conftest import TIMEOUT, eventually
 from e2b import AsyncSandbox, AsyncTemplate, Sandbox, Template, wait_for_file, wait_for_port
-from e2b.exceptions import BuildException, TemplateException
+from e2b.exceptions import BuildException, SandboxException, TemplateException
 
 # A guest of the lab has little, and one processor of an emulator.
 SIZE = {"cpu_count": 1, "memory_mb": 160}
@@ -70,7 +70,7 @@ def test_a_template_is_built_and_found(tmp_path):
         assert sorted(tag.tag for tag in Template.get_tags(name)) == ["default", "prod", "stable", "v1"]
         Template.remove_tags(name, "stable")
         assert all(tag.build_id == built.build_id for tag in Template.get_tags(name))
-        with pytest.raises(Exception, match="not found"):
+        with pytest.raises(SandboxException, match="404: .* was not found"):
             Sandbox.create(f"{name}:stable")
         with Sandbox.create(name, timeout=TIMEOUT) as sandbox:
             assert sandbox.commands.run("echo $GREETING").stdout == "hello\n"
@@ -85,7 +85,7 @@ def test_a_template_is_built_and_found(tmp_path):
 
 
 def remove(template):
-    """Deletes a template: by a snapshot's way, as the SDK has no other."""
+    """Deletes a template, by its id or name: by a snapshot's way, as the SDK has no other."""
     assert Sandbox.delete_snapshot(template)
 
 
@@ -93,35 +93,39 @@ def test_a_step_that_fails_says_which_and_why():
     name = unique("failing")
     broken = Template().from_image("base").run_cmd("true").run_cmd("echo this is why >&2; exit 3")
     lines = []
-    with pytest.raises(BuildException, match=r"step 2 .*code 3: this is why"):
-        Template.build(broken, name, on_build_logs=lines.append, **SIZE)
-    assert any("this is why" in line.message for line in lines)
-    with pytest.raises(BuildException, match="no image `nobody/has-this`"):
-        Template.build(Template().from_image("nobody/has-this"), name, **SIZE)
-    with pytest.raises(BuildException, match="basalt pull"):
-        Template.build(Template().from_image("x", username="a", password="b"), name, **SIZE)
-    with pytest.raises(Exception, match="not found"):
-        Sandbox.create(name)
-    assert Template.exists(name)
-    for template in [Template().from_template("base").run_cmd("true")]:
-        built = Template.build(template, name)
-    remove(built.template_id)
+    try:
+        with pytest.raises(BuildException, match=r"step 2 .*code 3: this is why"):
+            Template.build(broken, name, on_build_logs=lines.append, **SIZE)
+        assert any("this is why" in line.message for line in lines)
+        with pytest.raises(BuildException, match="no image `nobody/has-this`"):
+            Template.build(Template().from_image("nobody/has-this"), name, **SIZE)
+        with pytest.raises(BuildException, match="basalt pull"):
+            Template.build(Template().from_image("x", username="a", password="b"), name, **SIZE)
+        with pytest.raises(SandboxException, match="404: .* was not found"):
+            Sandbox.create(name)
+        assert Template.exists(name)
+        Template.build(Template().from_template("base").run_cmd("true"), name)
+    finally:
+        # A template of which nothing could be built is there, too.
+        remove(name)
 
 
 def test_a_build_goes_on_in_the_background():
     name = unique("slow")
     slow = Template().from_template("base").run_cmd("sleep 2; echo done").set_ready_cmd(wait_for_file("/etc/passwd"))
     started = Template.build_in_background(slow, name)
-    assert Template.get_build_status(started).status.value in ("waiting", "building")
 
     def status():
         status = Template.get_build_status(started)
         assert status.status.value != "error", status.reason
         return status.status.value == "ready" and status
 
-    ready = eventually(status, "the build", 300)
-    assert "done" in [line.message for line in ready.log_entries]
-    remove(started.template_id)
+    try:
+        assert Template.get_build_status(started).status.value in ("waiting", "building")
+        ready = eventually(status, "the build", 300)
+        assert "done" in [line.message for line in ready.log_entries]
+    finally:
+        remove(started.template_id)
 
 
 def test_names_are_checked():

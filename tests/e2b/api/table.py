@@ -128,7 +128,8 @@ def main():
         print(f"{COLUMNS[column]}: {len(of)} operations in {len(set().union(*of.values()))} tests")
     text = asked.page.read_text()
     if asked.write:
-        names = facts.names(asked.modules)
+        # Those of the SDKs where they have any.
+        names = document.names | facts.names(asked.modules)
         made = {kind: table(rows(known[kind], found, reasons), names) for kind in known}
         parts = f"{BEGIN}\n\n## The REST API\n\n{made['api']}\n\n## Processes and files, at port 49983\n\n{made['envd']}\n\n{END}"
         before, _, rest = text.partition(BEGIN)

@@ -389,8 +389,7 @@ impl<'s> Connection<'s> {
 
     fn list(&self, node: &Node, caller: &Caller, wanted: &ListConfig) -> Result<Reply, Error> {
         let owns = |sandbox: &Sandbox| caller.owns(sandbox.config.owner.as_deref());
-        for entry in node.sandboxes.asked_for(wanted, owns) {
-            let mut sandbox = entry.stored().sandbox;
+        for (entry, mut sandbox) in node.sandboxes.asked_for(wanted, owns) {
             sandbox.memory_state = node.memory_state(&entry);
             self.item(Item::Sandbox(Box::new(sandbox)))?;
         }
