@@ -43,6 +43,7 @@ test('files of a volume', () =>
       ['/d/e', '/d/e/f']
     )
     assert.equal((await volume.updateMetadata('/d/e/f', { mode: 0o600 })).mode, 0o600)
+    assert.equal(await volume.exists('/d'), true)
     await volume.remove('/d')
     assert.equal(await volume.exists('/d'), false)
     await assert.rejects(volume.readFile('/d'), VolumePathNotFoundError)
