@@ -1,6 +1,7 @@
 //! The step `e2b`: the SDKs of E2B, unmodified, against the gateway and the daemon of the lab. Serves the gateway there, leads ports of this
 //! machine to it, builds the template `base`, and runs what is in tests/e2b: by addresses, and by names alone ([`names`]). Knows no endpoint.
 
+pub(super) mod interpreter;
 mod names;
 
 use std::io::{BufRead, BufReader};
@@ -33,7 +34,7 @@ const STATE: &str = "/var/lib/basalt-gateway";
 /// Its node's socket for it.
 const NODE: &str = "/var/lib/basalt/gateway.sock";
 
-/// What is run of them; those of the code interpreter need its image, which nothing here makes (docs/how-to/code-interpreter.md).
+/// What is run of them; those of the code interpreter are a step of their own ([`interpreter`]).
 const TESTS: [&str; 10] = [
     "test_sandbox.py",
     "test_commands.py",

@@ -36,6 +36,7 @@ pub(crate) use tests::{fuzzer, now};
 use crate::clients;
 use crate::recipe::Recipe;
 use crate::runner::{Plan, Step};
+use e2b::interpreter;
 
 /// Programs that a first run needs.
 const RUN_PROGRAMS: &[&str] = &[
@@ -185,10 +186,18 @@ pub(crate) fn long() -> Vec<Step> {
     last = "long-schemathesis";
     let killed = bench_killed::bench_killed().after(&["first-sandbox", "module", "import-load"]);
     steps.push(killed.follows(&[last]));
+    steps.extend(
+        [(e2b::CLIENTS, HINT_SDKS), (interpreter::IMAGE, HINT_IMAGE)]
+            .map(|(one, hint)| recipe(one, hint).after(&["apt-packages"])),
+    );
+    let image = interpreter::IMAGE;
+    steps.push(sandbox::import("import-code-interpreter", image, interpreter::TAG).after(&[image.name, "binaries"]));
+    let ready = ["first-sandbox", "e2b-clients", "import-code-interpreter"];
+    steps.push(interpreter::code_interpreter().after(&ready).follows(&["bench-killed"]));
     // Its emulator loses its host, or a program there, too often for a run that has to pass (docs/lab.md).
     steps.push(in_lab(NEWER_EMULATOR));
     let newer = ["first-sandbox", "newer-kernel", "newer-emulator"];
-    steps.push(cases::newer_cases().after(&newer).follows(&["bench-killed"]));
+    steps.push(cases::newer_cases().after(&newer).follows(&["code-interpreter"]));
     steps
 }
 

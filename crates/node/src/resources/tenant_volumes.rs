@@ -207,16 +207,20 @@ impl TenantVolumes {
 
     /// One that is there.
     pub(crate) fn find(&self, tenant: &str, name: &str, sandboxes: &Sandboxes) -> Result<TenantVolume, Error> {
+        self.find_with(tenant, name, &sandboxes.list())
+    }
+
+    fn find_with(&self, tenant: &str, name: &str, sandboxes: &[Sandbox]) -> Result<TenantVolume, Error> {
         describe(&self.place(tenant, name)?, name, used_by(tenant, name, sandboxes))
     }
 
     /// All of a tenant.
     pub(crate) fn list(&self, tenant: &str, sandboxes: &Sandboxes) -> Result<Vec<TenantVolume>, Error> {
-        let names = self.names(tenant)?;
+        let (names, sandboxes) = (self.names(tenant)?, sandboxes.list());
         // One that has gone meanwhile is none.
         Ok(names
             .iter()
-            .filter_map(|name| self.find(tenant, name, sandboxes).ok())
+            .filter_map(|name| self.find_with(tenant, name, &sandboxes).ok())
             .collect())
     }
 
@@ -459,9 +463,9 @@ fn describe(place: &Path, name: &str, used_by: Vec<String>) -> Result<TenantVolu
 }
 
 /// The ids of the sandboxes that have it.
-fn used_by(tenant: &str, name: &str, sandboxes: &Sandboxes) -> Vec<String> {
-    let its = sandboxes.list().into_iter().filter(|one| uses(one, tenant, name));
-    let mut users: Vec<String> = its.map(|one| one.id).collect();
+fn used_by(tenant: &str, name: &str, sandboxes: &[Sandbox]) -> Vec<String> {
+    let its = sandboxes.iter().filter(|one| uses(one, tenant, name));
+    let mut users: Vec<String> = its.map(|one| one.id.clone()).collect();
     users.sort();
     users
 }

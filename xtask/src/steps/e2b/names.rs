@@ -23,7 +23,7 @@ const ADDRESS: &str = "127.0.0.77";
 const WITH_NAMES: &str = r#"mount --bind "$1" /etc/resolv.conf && shift && exec "$@""#;
 
 /// What programs are told.
-struct Told {
+pub(super) struct Told {
     domain: String,
     key: String,
     /// Where tests leave marks in the gateway's log.
@@ -57,7 +57,7 @@ pub(super) fn tests(
 }
 
 impl Told {
-    fn new(gateway: &Gateway, context: &Context, task: &mut Task, directory: &Path) -> Result<Self> {
+    pub(super) fn new(gateway: &Gateway, context: &Context, task: &mut Task, directory: &Path) -> Result<Self> {
         let words = ["exec", "--no-stdin", "--", "basalt-gateway", "ca", "--state", STATE];
         let certificate = task
             .run_within(&mut lab_command(context, &words), LIMIT)?
@@ -95,7 +95,7 @@ impl Told {
     }
 
     /// A program as a user's who has done `eval "$(basalt-gateway env)"`, and whose machine asks our name server.
-    fn command(&self, program: &Path) -> Command {
+    pub(super) fn command(&self, program: &Path) -> Command {
         let mut command = Command::new("unshare");
         command.args(["--mount", "sh", "-c", WITH_NAMES, "sh"]);
         command.arg(&self.resolver).arg(program);
