@@ -286,7 +286,7 @@ fn add(one: Counts, other: Counts) -> Counts {
 /// Runs files of tests by the Python that `command` begins with.
 fn pytest(context: &Context, task: &mut Task, mut command: Command, tests: &[&str]) -> Result<Counts> {
     command
-        .args(["-m", "pytest", "-p", "no:cacheprovider", "-q"])
+        .args(["-m", "pytest", "-p", "no:cacheprovider", "-q", "--durations", "15"])
         .args(tests)
         .current_dir(context.root.join("tests/e2b"))
         .env("PYTHONDONTWRITEBYTECODE", "1");
