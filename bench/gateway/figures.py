@@ -10,15 +10,17 @@ import contextlib
 import http.client
 import json
 import os
+import pathlib
 import platform
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 import urllib.parse
 
 from e2b import Sandbox, SandboxQuery
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "tests"))
+import fake_gateway  # noqa: E402
 
 RECORDS, STREAMS, MANY = 1000, 200, 100
 ROUNDS = 20
@@ -26,18 +28,11 @@ ROUNDS = 20
 
 @contextlib.contextmanager
 def gateway(program):
-    """One of its own, which ends with its standard input."""
-    with tempfile.TemporaryDirectory() as directory:
-        # A user without a home has no profile that shells would run.
-        command = [program, os.path.join(directory, "state"), "0", "nobody"]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-            told = json.loads(process.stdout.readline())
-            os.environ |= {"E2B_API_URL": told["url"], "E2B_SANDBOX_URL": told["url"], "E2B_API_KEY": told["key"]}
-            try:
-                yield process
-            finally:
-                process.stdin.close()
-                process.wait(60)
+    """One of its own, which the SDK finds."""
+    # A user without a home has no profile that shells would run.
+    with fake_gateway.gateway(program, "0", "nobody") as (process, told):
+        os.environ |= {"E2B_API_URL": told["url"], "E2B_SANDBOX_URL": told["url"], "E2B_API_KEY": told["key"]}
+        yield process
 
 
 def timed(work):
@@ -109,15 +104,15 @@ def streams(process):
     """Commands whose output is waited for, all at once."""
     before = memory(process)
     sandboxes = [Sandbox.create("base", timeout=3600) for _ in range(STREAMS // MANY)]
-    commands = [sandbox.commands.run("echo up; sleep 3600", background=True, timeout=0) for sandbox in sandboxes for _ in range(MANY)]
-    for command in commands:
-        expect("up\n" in next(iter(command)), "a command has not begun")
-    with_them = memory(process)
-    # The SDK has 200 connections at most: one more request would wait for ever.
-    for command in commands:
-        command.disconnect()
-    for command in commands:
-        command.kill()
+    # They run on this machine, and do not end with the gateway. The SDK has 200 connections at most: one more request would wait for ever, so
+    # that all leave before the first one is killed.
+    with contextlib.ExitStack() as kills, contextlib.ExitStack() as leaves:
+        for sandbox in sandboxes * MANY:
+            command = sandbox.commands.run("echo up; sleep 3600", background=True, timeout=0)
+            kills.callback(command.kill)
+            leaves.callback(command.disconnect)
+            expect("up\n" in next(iter(command)), "a command has not begun")
+        with_them = memory(process)
     who = f"the gateway with {STREAMS} streams, and the node and the agent of its tests"
     series = {"the same before": [before], who: [with_them]}
     return figure(f"Memory of a gateway that holds {STREAMS} streams", "MiB", series, {who: 64})

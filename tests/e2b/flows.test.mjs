@@ -57,6 +57,16 @@ describe('a sandbox', () => {
       )
     }))
 
+  test('reaches what its rules let it', () =>
+    withSandbox({}, async (sandbox) => {
+      await sandbox.updateNetwork({ allowInternetAccess: false })
+      assert.equal((await sandbox.getInfo()).allowInternetAccess, false)
+      const reach = 'timeout 2 bash -c "echo > /dev/tcp/198.51.100.2/7000" 2>/dev/null && echo reached || echo not'
+      assert.equal((await sandbox.commands.run(reach)).stdout, 'not\n')
+      await sandbox.updateNetwork({})
+      await eventually(async () => (await sandbox.commands.run(reach)).stdout === 'reached\n', 'a way out')
+    }))
+
   test('is paused and goes on', () =>
     withSandbox({}, async (sandbox) => {
       await sandbox.files.write('x', 'y')

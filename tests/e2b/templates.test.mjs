@@ -7,7 +7,7 @@ import { tmpdir } from 'node:os'
 import path from 'node:path'
 import { after, before, describe, test } from 'node:test'
 
-import { BuildError, Sandbox, Template, waitForFile } from 'e2b'
+import { ApiClient, BuildError, ConnectionConfig, Sandbox, Template, waitForFile } from 'e2b'
 
 const TIMEOUT_MS = 600_000
 // A guest of the lab has little.
@@ -15,8 +15,30 @@ const SIZE = { cpuCount: 1, memoryMB: 160 }
 
 const unique = (name) => `${name}-${randomUUID().slice(0, 8)}`
 
-/** Deletes a template: by a snapshot's way, as the SDK has no other. */
+/** Deletes a template, by its id or name: by a snapshot's way, as the SDK has no other. */
 const remove = (template) => Sandbox.deleteSnapshot(template)
+
+/** What is told of a template and its tags by operations that no method of the SDK asks for. */
+async function told(built) {
+  const { api } = new ApiClient(new ConnectionConfig())
+  const of = (more) => ({ params: { path: { templateID: built.templateId, template_id: built.templateId, ...more } } })
+  const ask = async (method, path, options) => {
+    const answer = await api[method](path, options)
+    assert.equal(answer.response.status, 200, JSON.stringify(answer.error))
+    return answer.data
+  }
+  assert.equal((await ask('GET', '/templates/{template_id}/tags/count', of())).total, 2)
+  const query = { tag: 'v1' }
+  assert.equal((await ask('GET', '/templates/{template_id}/tags/exists', { params: { ...of().params, query } })).exists, true)
+  const groups = await ask('GET', '/templates/{template_id}/tags/groups', of())
+  assert.deepEqual(groups.tags.map((group) => group.tag).sort(), ['default', 'v1'])
+  const { data } = await ask('GET', '/templates/{template_id}/tags/{tag}/assignments', of({ tag: 'v1' }))
+  assert.deepEqual(data.map((one) => one.buildId), [built.buildId])
+  const logs = await ask('GET', '/templates/{templateID}/builds/{buildID}/logs', of({ buildID: built.buildId }))
+  assert(logs.logs.some((line) => line.message.includes('ready')))
+  for (const path of ['/templates/{templateID}', '/v2/templates/{templateID}'])
+    await ask('PATCH', path, { ...of(), body: { public: false } })
+}
 
 describe('a template', () => {
   let context
@@ -53,6 +75,7 @@ describe('a template', () => {
       } finally {
         await sandbox.kill()
       }
+      await told(built)
       await Template.removeTags(name, 'v1')
       await assert.rejects(Sandbox.create(`${name}:v1`), /not found/)
     } finally {
@@ -64,17 +87,21 @@ describe('a template', () => {
   test('that cannot be built says why', async () => {
     const name = unique('failing')
     const broken = Template().fromTemplate('base').runCmd('echo this is why >&2; exit 3')
-    await assert.rejects(
-      Template.build(broken, name),
-      (error) => error instanceof BuildError && /step 1 .*code 3: this is why/.test(error.message)
-    )
-    const started = await Template.buildInBackground(Template().fromTemplate('base').runCmd('true'), name)
-    for (;;) {
-      const { status, reason } = await Template.getBuildStatus(started)
-      assert.notEqual(status, 'error', reason?.message)
-      if (status === 'ready') break
-      await new Promise((resolve) => setTimeout(resolve, 200))
+    try {
+      await assert.rejects(
+        Template.build(broken, name),
+        (error) => error instanceof BuildError && /step 1 .*code 3: this is why/.test(error.message)
+      )
+      const started = await Template.buildInBackground(Template().fromTemplate('base').runCmd('true'), name)
+      for (;;) {
+        const { status, reason } = await Template.getBuildStatus(started)
+        assert.notEqual(status, 'error', reason?.message)
+        if (status === 'ready') break
+        await new Promise((resolve) => setTimeout(resolve, 200))
+      }
+    } finally {
+      // A template of which nothing could be built is there, too.
+      assert.equal(await remove(name), true)
     }
-    assert.equal(await remove(started.templateId), true)
   })
 })

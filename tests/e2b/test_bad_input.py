@@ -14,6 +14,7 @@ from conftest import eventually, made, made_async
 from e2b import CommandExitException, Sandbox, SandboxException
 from e2b.exceptions import (
     AuthenticationException,
+    InvalidArgumentException,
     NotEnoughSpaceException,
     NotFoundException,
     SandboxNotFoundException,
@@ -216,9 +217,8 @@ def test_names_that_are_no_text(sandbox):
 
 @pytest.mark.parametrize("path", ["a" * 256, "/".join("a" * 200 for _ in range(30)), "zero\0byte", ""])
 def test_names_that_cannot_be(sandbox, path):
-    with pytest.raises(Exception) as refused:
+    with pytest.raises(InvalidArgumentException):
         sandbox.files.write(path, "x")
-    assert "500" not in str(refused.value) and not isinstance(refused.value, CommandExitException)
 
 
 def test_a_path_that_climbs_stays_in_the_sandbox(sandbox):

@@ -1,11 +1,6 @@
-"""Operations that no method of the SDK asks for, or only an older one: by the generated client inside the SDK, whose models read the answers."""
+"""Operations that no method of the SDK asks for, or only an older one: by the generated client inside the SDK."""
 
-import inspect
-
-import pytest
 from conftest import made, made_async
-from e2b import ConnectionConfig
-from e2b.api import client_async, client_sync
 from e2b.api.client import models
 from e2b.api.client.api import sandboxes, snapshots, templates
 from e2b.api.client.api.sandboxes import (  # noqa: F401  each is a module of its own, found by its name below
@@ -34,14 +29,9 @@ from e2b.api.client.api.templates import (  # noqa: F401
     get_templates_template_id,
     get_v2_templates,
 )
+from operations import carried_out, carried_out_by_asyncio
 
 HOUR = 3600
-
-
-def judged(answer, status):
-    assert answer.status_code == status, answer.content
-    assert not isinstance(answer.parsed, models.Error)
-    return answer.parsed
 
 
 async def flow(ask):
@@ -81,24 +71,11 @@ async def flow(ask):
 
 
 def test_every_operation_is_read_by_the_sdks_models():
-    client = client_sync.get_api_client(ConnectionConfig())
-
-    async def ask(operation, status, **arguments):
-        return judged(operation.sync_detailed(client=client, **arguments), status)
-
-    # Nothing in it waits: it is run to its end by hand.
-    with pytest.raises(StopIteration):
-        flow(ask).send(None)
+    carried_out(flow)
 
 
 async def test_every_operation_is_read_by_the_sdks_models_by_asyncio():
-    client = client_async.get_api_client(ConnectionConfig())
-
-    async def ask(operation, status, **arguments):
-        answer = operation.asyncio_detailed(client=client, **arguments)
-        return judged(await answer if inspect.isawaitable(answer) else answer, status)
-
-    await flow(ask)
+    await carried_out_by_asyncio(flow)
 
 
 def told(api):

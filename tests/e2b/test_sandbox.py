@@ -163,7 +163,6 @@ def test_metrics_have_a_history():
 def test_what_cannot_be_honoured_is_refused():
     for refused, options in {
         "network.allowOut": {"network": {"allow_out": ["example.com"]}},
-        "volumeMounts": {"volume_mounts": {"/data": "volume"}},
     }.items():
         with pytest.raises(SandboxException) as error:
             Sandbox.create("base", **options)

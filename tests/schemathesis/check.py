@@ -5,7 +5,6 @@ a status of 500 or more but 501, and each must be one that the document has. Aft
 """
 
 import argparse
-import contextlib
 import json
 import os
 import pathlib
@@ -15,22 +14,12 @@ import tempfile
 import time
 import urllib.request
 
-HERE = pathlib.Path(__file__).parent
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.append(str(HERE.parent))
+from fake_gateway import gateway  # noqa: E402
+
 # For connections that clients have left to be gone.
 PATIENCE = 30
-
-
-@contextlib.contextmanager
-def gateway(program):
-    """A gateway of its own, which ends with its standard input; its process, and what it says of itself."""
-    with tempfile.TemporaryDirectory() as directory:
-        arguments = [program, os.path.join(directory, "state")]
-        with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-            try:
-                yield process, json.loads(process.stdout.readline())
-            finally:
-                process.stdin.close()
-                process.wait(60)
 
 
 def descriptors(process):

@@ -69,7 +69,8 @@ pub(crate) fn variables(serving: &Serving, key: &str, trusted: Option<&Path>) ->
         let url = format!("http://{}", serving.plain);
         all.extend([
             ("E2B_API_URL", Some(url.clone())),
-            ("E2B_SANDBOX_URL", Some(url)),
+            ("E2B_SANDBOX_URL", Some(url.clone())),
+            ("E2B_VOLUME_API_URL", Some(url)),
             ("E2B_DOMAIN", None),
         ]);
         return all;
@@ -79,6 +80,7 @@ pub(crate) fn variables(serving: &Serving, key: &str, trusted: Option<&Path>) ->
         // These would count before the domain.
         ("E2B_API_URL", None),
         ("E2B_SANDBOX_URL", None),
+        ("E2B_VOLUME_API_URL", None),
     ]);
     if let Some(directory) = trusted {
         let file = |name: &str| Some(directory.join(name).to_string_lossy().into_owned());
@@ -162,7 +164,7 @@ mod tests {
         is("REQUESTS_CA_BUNDLE", "/a b/ca-bundle.pem");
         is("CURL_CA_BUNDLE", "/a b/ca-bundle.pem");
         is("NODE_EXTRA_CA_CERTS", "/a b/ca.pem");
-        for name in ["E2B_API_URL", "E2B_SANDBOX_URL", "E2B_DEBUG"] {
+        for name in ["E2B_API_URL", "E2B_SANDBOX_URL", "E2B_VOLUME_API_URL", "E2B_DEBUG"] {
             assert_eq!(value(&all, name), Some(None), "{name}");
         }
         let given = variables(&serving(Some("sb.example")), "e2b_00", None);

@@ -43,6 +43,7 @@ async fn serve(options: Serve) -> Result<()> {
         domain: options.names.as_ref().map(|names| names.domain.clone()),
         limits: options.limits,
         builds: BuildsConfig::new(options.state.join("uploads")),
+        volumes: options.volumes,
     });
     let plain = TcpListener::bind(options.listen)
         .await

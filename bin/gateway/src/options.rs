@@ -7,13 +7,14 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use base::ByteSize;
 use control::{DEFAULT_TENANT, Quota};
-use gateway::{Domain, LimitsConfig};
+use gateway::{Domain, LimitsConfig, VolumesConfig};
 use log::LevelFilter;
 
 const HELP: &str = "\
 basalt-gateway: serves a node's sandboxes by the API that the E2B SDKs speak (see docs/gateway.md)
 
 Usage: basalt-gateway [--listen ADDRESS] [--node-socket PATH] [--state DIR] [--rate NUMBER] [--log-level LEVEL]
+                      [--volume-size SIZE] [--volumes NUMBER]
                       [--domain DOMAIN [--tls ADDRESS|off] [--tls-cert FILE --tls-key FILE] [--ca-dir DIR]
                       [--dns ADDRESS]]
        basalt-gateway env [--tenant NAME] [--name TEXT] [--json] [--ca-dir DIR] [--state DIR]
@@ -40,6 +41,8 @@ Usage: basalt-gateway [--listen ADDRESS] [--node-socket PATH] [--state DIR] [--r
   --ca-dir DIR        where that authority's certificate is put for programs to read, as ca.pem; the state directory
   --dns ADDRESS       where to answer for DOMAIN and all names below it as a name server: a port of a loopback address
   --rate NUMBER       requests a second of one key; 100
+  --volume-size SIZE  how large each volume is: what a tenant can write to it at most; 1G
+  --volumes NUMBER    volumes that each tenant may have; 20
   --log-level LEVEL   off, error, warn, info (default), debug or trace
   --version           print the version
   --help              print this text
@@ -75,6 +78,7 @@ pub(crate) struct Serve {
     pub(crate) state: PathBuf,
     pub(crate) names: Option<Names>,
     pub(crate) limits: LimitsConfig,
+    pub(crate) volumes: VolumesConfig,
     pub(crate) log_level: LevelFilter,
 }
 
@@ -162,6 +166,8 @@ struct Written {
     node_socket: Option<PathBuf>,
     names: WrittenNames,
     rate: Option<NonZeroU32>,
+    volume_size: Option<ByteSize>,
+    volumes: Option<u32>,
     log_level: Option<LevelFilter>,
     tenant: Option<String>,
     name: Option<String>,
@@ -201,6 +207,8 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
             Long("ca-dir") => written.names.ca_dir = Some(parser.value()?.into()),
             Long("dns") => written.names.dns = Some(parser.value()?.string()?),
             Long("rate") => written.rate = Some(parser.value()?.parse().context("--rate")?),
+            Long("volume-size") => written.volume_size = Some(parser.value()?.parse().context("--volume-size")?),
+            Long("volumes") => written.volumes = Some(parser.value()?.parse().context("--volumes")?),
             Long("log-level") => written.log_level = Some(parser.value()?.parse().context("--log-level")?),
             Long("tenant") => written.tenant = Some(parser.value()?.string()?),
             Long("name") => written.name = Some(parser.value()?.string()?),
@@ -241,6 +249,7 @@ impl Written {
         {
             bail!("--tenant, --name, --json, --limit and quotas are of use with env, keys, tenants and audit only");
         }
+        let volumes = VolumesConfig::default();
         let mut limits = LimitsConfig::default();
         if let Some(rate) = self.rate {
             limits.burst = rate.saturating_mul(NonZeroU32::MIN.saturating_add(1));
@@ -254,6 +263,10 @@ impl Written {
             names: self.names.read(&state)?,
             log_level: self.log_level.unwrap_or(LevelFilter::Info),
             limits,
+            volumes: VolumesConfig {
+                size: self.volume_size.unwrap_or(volumes.size),
+                most: self.volumes.unwrap_or(volumes.most),
+            },
             state,
         })
     }
@@ -264,9 +277,10 @@ impl Written {
             false => None,
         };
         let of_server = self.listen.is_some() || self.node_socket.is_some() || self.rate.is_some();
-        if of_server || self.log_level.is_some() || self.names != WrittenNames::default() {
+        let of_volumes = self.volume_size.is_some() || self.volumes.is_some();
+        if of_server || of_volumes || self.log_level.is_some() || self.names != WrittenNames::default() {
             bail!(
-                "--listen, --node-socket, --domain, --tls, --tls-cert, --tls-key, --ca-dir, --dns, --rate and --log-level are of use for serving only"
+                "--listen, --node-socket, --domain, --tls, --tls-cert, --tls-key, --ca-dir, --dns, --rate, --volume-size, --volumes and --log-level are of use for serving only"
             );
         }
         let words: Vec<&str> = self.words.iter().map(String::as_str).collect();
@@ -462,6 +476,8 @@ mod tests {
             "--domain",
             "sb.example:8443",
             "--rate=7",
+            "--volume-size=2G",
+            "--volumes=3",
             "--state",
             "/s",
             "--node-socket",
@@ -475,6 +491,7 @@ mod tests {
             (Some(own("sb.example:8443", "127.0.0.1:8443", "/s")), "/s".into())
         );
         assert_eq!((options.limits.rate.get(), options.limits.burst.get()), (7, 14));
+        assert_eq!((options.volumes.size, options.volumes.most), (ByteSize::gib(2), 3));
         assert_eq!(
             work(&["keys", "create", "--tenant", "a", "--name", "ci", "--json"]),
             Work::CreateKey {

@@ -247,11 +247,12 @@ impl Egress {
         self.allow.is_empty() && self.deny.contains(&Cidr::ALL_V4)
     }
 
-    /// The address cannot be reached.
-    pub fn denies(&self, address: IpAddr) -> bool {
-        let has = |ranges: Vec<Cidr>| ranges.iter().any(|range| range.contains(address));
-        let v6 = address.is_ipv6();
-        has(self.denied(v6)) && !has(self.allowed(v6))
+    /// The addresses that cannot be reached.
+    pub fn unreachable(&self) -> Unreachable {
+        Unreachable {
+            denied: [false, true].map(|v6| self.denied(v6)),
+            allowed: [false, true].map(|v6| self.allowed(v6)),
+        }
     }
 
     /// What is allowed of a family, in order; no range has an address of another one.
@@ -269,6 +270,26 @@ impl Egress {
             (false, false) => None,
         };
         disjoint(self.deny.iter().filter_map(of))
+    }
+}
+
+/// The addresses that an [`Egress`] lets nobody reach, for who asks of many of them.
+#[derive(Clone, Debug)]
+pub struct Unreachable {
+    /// Of IPv4 and of IPv6, in order; no range has an address of another one.
+    denied: [Vec<Cidr>; 2],
+    allowed: [Vec<Cidr>; 2],
+}
+
+impl Unreachable {
+    /// The address is one of these.
+    pub fn has(&self, address: IpAddr) -> bool {
+        let is_in = |lists: &[Vec<Cidr>; 2]| {
+            let ranges = &lists[usize::from(address.is_ipv6())];
+            let behind = ranges.partition_point(|range| range.first <= address);
+            ranges[..behind].last().is_some_and(|range| range.contains(address))
+        };
+        is_in(&self.denied) && !is_in(&self.allowed)
     }
 }
 
@@ -299,7 +320,7 @@ mod tests {
     }
 
     fn denies(policy: &Egress, address: &str) -> bool {
-        policy.denies(address.parse().unwrap())
+        policy.unreachable().has(address.parse().unwrap())
     }
 
     #[test]
@@ -399,6 +420,12 @@ mod tests {
         assert_eq!(policy.denied(true), [Cidr::ALL_V6]);
         assert_eq!(policy.denied(false), ranges(&["10.0.0.0/8"]));
         assert_eq!(policy.allow().len(), 5, "what was given is kept");
+        for address in ["9.255.255.255", "11.0.0.0"] {
+            assert!(!denies(&policy, address), "{address}");
+        }
+        for address in ["10.0.0.0", "10.255.255.255", "2001:db8::1", "::"] {
+            assert!(denies(&policy, address), "{address}");
+        }
     }
 
     #[test]

@@ -28,7 +28,7 @@ pub mod worker;
 pub use bound::FileBound;
 pub use cdi_name::{CdiKind, CdiName, CdiNameError};
 pub use cpu_set::CpuSet;
-pub use egress::{Cidr, Egress, EgressError};
+pub use egress::{Cidr, Egress, EgressError, Unreachable};
 pub use epoll::{Epoll, Interest, Ready};
 pub use event::EventFd;
 pub use mapping::Mapping;

@@ -22,7 +22,9 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use control::{KeyInfo, Keys, Secret, Sqlite, Tenants};
-use gateway::{Answer, BuildsConfig, Facade, Gateway, LimitsConfig, Listeners, Node, Owner, Parts, Tokens};
+use gateway::{
+    Answer, BuildsConfig, Facade, Gateway, LimitsConfig, Listeners, Node, Owner, Parts, Tokens, VolumesConfig,
+};
 use node_api::message::Item;
 use node_api::{ClientError, Reply, Request, Used};
 use tokio::net::TcpListener;
@@ -115,6 +117,7 @@ impl Served {
                 ..LimitsConfig::default()
             },
             builds: BuildsConfig::new(self.state.join("uploads")),
+            volumes: VolumesConfig::default(),
         });
         let runtime = Runtime::new()?;
         let listener = runtime.block_on(TcpListener::bind(self.address))?;

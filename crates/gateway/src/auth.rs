@@ -45,6 +45,11 @@ pub(crate) fn shown(headers: &HeaderMap) -> Option<&str> {
     if let Some(key) = headers.get(API_KEY) {
         return key.to_str().ok();
     }
+    bearer(headers)
+}
+
+/// A bearer token that a request shows.
+pub(crate) fn bearer(headers: &HeaderMap) -> Option<&str> {
     let text = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
     let (scheme, token) = text.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())

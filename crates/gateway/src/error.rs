@@ -20,6 +20,11 @@ pub enum Error {
     /// It shows no key, or not one that is good.
     #[error("no valid API key was shown: send one in the header X-API-Key, which `basalt-gateway keys create` makes")]
     Unauthorized,
+    /// It shows no token of the volume, or not one that is good.
+    #[error(
+        "no valid token of this volume was shown: send the one that GET /volumes/{{volumeID}} tells as Authorization: Bearer"
+    )]
+    NoVolumeToken,
     /// It is somebody else's to do.
     #[error("{0}")]
     Forbidden(String),
@@ -107,7 +112,7 @@ impl Error {
     pub(crate) fn status(&self) -> StatusCode {
         match self {
             Self::Invalid(_) => StatusCode::BAD_REQUEST,
-            Self::Unauthorized => StatusCode::UNAUTHORIZED,
+            Self::Unauthorized | Self::NoVolumeToken => StatusCode::UNAUTHORIZED,
             Self::Forbidden(_) => StatusCode::FORBIDDEN,
             Self::NoSandbox(_) | Self::NotFound { .. } | Self::NoEndpoint => StatusCode::NOT_FOUND,
             Self::NoMethod => StatusCode::METHOD_NOT_ALLOWED,

@@ -14,6 +14,7 @@ use crate::locks::Locks;
 use crate::node::{Node, Nodes};
 use crate::store::Store;
 use crate::tokens::Tokens;
+use crate::volumes::VolumesConfig;
 
 /// What a gateway is made of.
 pub struct Parts {
@@ -31,6 +32,8 @@ pub struct Parts {
     pub limits: LimitsConfig,
     /// How templates are built.
     pub builds: BuildsConfig,
+    /// How large volumes are, and how many there may be.
+    pub volumes: VolumesConfig,
 }
 
 /// A gateway.
@@ -42,6 +45,7 @@ pub struct Gateway {
     pub(crate) domain: Option<Domain>,
     pub(crate) limits: Limits,
     pub(crate) builds: Builds,
+    pub(crate) volumes: VolumesConfig,
     /// Whoever lets a sandbox go on holds its lock.
     pub(crate) resuming: Locks,
     pub(crate) idempotency: Idempotency,
@@ -56,6 +60,7 @@ impl Gateway {
         Arc::new(Self {
             nodes: Nodes::new(parts.node),
             builds: Builds::new(parts.builds, store.clone()),
+            volumes: parts.volumes,
             store,
             envd: parts.envd,
             tokens: parts.tokens,

@@ -117,6 +117,7 @@ impl Gateway {
             workdir,
             user,
             egress: plan.egress,
+            volumes: plan.volumes,
             time_limit: Some(plan.limit),
             ..CloneConfig::default()
         };

@@ -43,6 +43,7 @@ mod time_text;
 mod tls;
 mod tokens;
 mod ui;
+mod volumes;
 
 pub use api::openapi;
 pub use builds::BuildsConfig;
@@ -59,3 +60,4 @@ pub use sampler::sample;
 pub use server::{Listeners, Service, serve};
 pub use tls::{CERTIFICATE, CertificateSource, Tls, TlsError, Trusted, Written, certificate_of, replace_file};
 pub use tokens::Tokens;
+pub use volumes::VolumesConfig;

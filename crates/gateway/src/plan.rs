@@ -4,12 +4,15 @@
 use std::collections::BTreeMap;
 
 use base::Egress;
-use node_api::{NetworkMode, OnTimeout, Paging, ProcessConfig, Resources, SandboxConfig, Template, TimeLimit};
+use node_api::{
+    NetworkMode, OnTimeout, Paging, ProcessConfig, Resources, SandboxConfig, Template, TimeLimit, VolumeMount,
+};
 
 use crate::Error;
 use crate::api::models::{Network, NewSandbox};
 use crate::egress::{self, has, says};
 use crate::labels::{Said, is_text};
+use crate::volumes::mount;
 
 /// The longest time that a sandbox may be given at once: 30 days.
 const MAX_TIMEOUT: u64 = 30 * 24 * 3600;
@@ -29,6 +32,8 @@ pub(crate) struct Plan {
     pub(crate) env: Vec<String>,
     /// What it may reach, if anything is said of that.
     pub(crate) egress: Option<Egress>,
+    /// Volumes of its tenant's.
+    pub(crate) volumes: Vec<VolumeMount>,
     /// What is said of it; whose it is, and of what, is said later.
     pub(crate) said: Said,
 }
@@ -53,6 +58,9 @@ impl Plan {
             },
             env: variables(asked.env_vars.clone().unwrap_or_default())?,
             egress: egress::of_new(asked.network.as_ref(), asked.allow_internet_access)?,
+            volumes: (asked.volume_mounts.iter().flatten())
+                .map(|one| mount(one.name.clone(), one.path.clone()))
+                .collect(),
             said: Said {
                 auto_resume,
                 private_traffic,
@@ -97,9 +105,6 @@ fn refuse_unserved(asked: &NewSandbox) -> Result<(), Error> {
     let tokens = asked.iam.as_ref().and_then(|iam| iam.get("tokens"));
     if says(tokens) {
         return unserved("iam");
-    }
-    if asked.volume_mounts.as_ref().is_some_and(|mounts| !mounts.is_empty()) {
-        return unserved("volumeMounts");
     }
     // Otherwise nothing is paused by itself, and the field says nothing.
     if asked.auto_pause == Some(true) && asked.auto_pause_memory == Some(false) {
@@ -158,6 +163,7 @@ pub(crate) fn sandbox_config(template: &Template, plan: &Plan, said: &Said) -> S
     // What comes later counts.
     config.process.env.extend(plan.env.clone());
     config.egress = plan.egress.clone().unwrap_or_default();
+    config.volumes.clone_from(&plan.volumes);
     config
 }
 
@@ -257,7 +263,6 @@ mod tests {
         for (asked, name) in [
             (json!({"mcp": {"x": {}}}), "`mcp`"),
             (json!({"iam": {"tokens": {"a": {}}}}), "`iam`"),
-            (json!({"volumeMounts": [{"name": "a", "path": "/b"}]}), "`volumeMounts`"),
             (json!({"autoPause": true, "autoPauseMemory": false}), "autoPauseMemory"),
             (json!({"network": {"allowOut": ["example.com"]}}), "network.allowOut"),
             (json!({"network": {"denyOut": ["1.1.1"]}}), "network.denyOut"),

@@ -3,13 +3,16 @@
 use base::Cidr;
 use node_api::{NetworkMode, OnTimeout, Sandbox};
 
-use crate::api::models::{Lifecycle, ListedSandbox, NetworkDetail, Sandbox as SandboxModel, SandboxDetail, State};
+use crate::api::models::{
+    Lifecycle, ListedSandbox, NetworkDetail, Sandbox as SandboxModel, SandboxDetail, SandboxVolumeMount, State,
+};
 use crate::domain_name::Domain;
 use crate::gateway::Gateway;
 use crate::labels::Said;
 use crate::launch::is_paused;
 use crate::time_text;
 use crate::tokens::TokenKind;
+use crate::volumes::mounted;
 
 /// Clients of before want to see a client; it has no meaning.
 pub(crate) const CLIENT: &str = "basalt";
@@ -55,6 +58,12 @@ impl Gateway {
                 false => State::Running,
             },
             envd_version: self.envd.version().to_owned(),
+            volume_mounts: mounted(&sandbox.config.volumes)
+                .map(|(name, path)| SandboxVolumeMount {
+                    name: name.to_owned(),
+                    path: path.to_owned(),
+                })
+                .collect(),
         }
     }
 

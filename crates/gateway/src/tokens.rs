@@ -29,6 +29,8 @@ pub(crate) enum TokenKind {
     Traffic,
     /// An upload for builds, until some time.
     Upload,
+    /// The files of a volume.
+    Volume,
 }
 
 impl TokenKind {
@@ -37,6 +39,7 @@ impl TokenKind {
             Self::Envd => "envd",
             Self::Traffic => "traffic",
             Self::Upload => "upload",
+            Self::Volume => "volume",
         }
     }
 }

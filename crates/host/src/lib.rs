@@ -20,8 +20,10 @@ pub mod page_cache;
 pub mod resources;
 pub mod share;
 pub mod tools;
+pub mod tree;
 mod trial;
 mod verdict_cache;
+pub mod volume_files;
 pub mod zeroed_memory;
 
 use std::path::PathBuf;

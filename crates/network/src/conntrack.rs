@@ -24,9 +24,9 @@ pub(crate) fn forget(addresses: &[IpAddr]) -> io::Result<()> {
     delete(|message| ends(message).any(|(from, to)| addresses.contains(&from) || addresses.contains(&to)))
 }
 
-/// Forgets every connection that one of these addresses has with somebody who is `cut`, whoever has begun it.
-pub(crate) fn end(addresses: &[IpAddr], cut: impl Fn(IpAddr) -> bool) -> io::Result<()> {
-    delete(|message| ends(message).any(|(from, to)| addresses.contains(&from) && cut(to)))
+/// Forgets every connection that an address has with another one of which `is_cut` says so, whoever has begun it.
+pub(crate) fn end(is_cut: impl Fn(IpAddr, IpAddr) -> bool) -> io::Result<()> {
+    delete(|message| ends(message).any(|(from, to)| is_cut(from, to)))
 }
 
 /// Forgets every connection of this thread's namespace of which the kernel's message is wanted.

@@ -80,6 +80,22 @@ impl Inside {
         result.recv().map_err(|_| Error::ThreadGone)?
     }
 
+    /// The same on a thread of its own, for what takes long: others' work in the namespace goes on meanwhile.
+    pub(crate) fn run_aside<T: Send>(&self, job: impl FnOnce() -> Result<T, Error> + Send) -> Result<T, Error> {
+        let work = || {
+            let moved = move_into_link_name_space(self.namespace(), Some(LinkNameSpaceType::Network));
+            moved.map_err(Error::host(format!("entering {}", self.path.display())))?;
+            job()
+        };
+        std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().name("network".to_owned());
+            let thread = thread
+                .spawn_scoped(scope, work)
+                .map_err(Error::host("starting a thread"))?;
+            thread.join().map_err(|_| Error::ThreadGone)?
+        })
+    }
+
     pub(crate) fn namespace(&self) -> BorrowedFd<'_> {
         self.namespace.as_fd()
     }

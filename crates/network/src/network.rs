@@ -106,8 +106,10 @@ pub struct Network {
     known: Mutex<BTreeSet<u32>>,
     /// Slots whose connections were forgotten since they were attached or published last. Changed while `known` is held.
     released: Mutex<BTreeSet<u32>>,
-    /// Held while the host's table is read and changed: that takes nft tens of milliseconds, for which no TAP has to wait.
-    /// Taken before `known` where both are.
+    /// Slots that the namespace's table restricts. Changed while `table` is held.
+    restricted: Mutex<BTreeSet<u32>>,
+    /// Held while the host's table is read and changed, and while the namespace's is but for its TAPs: that takes nft tens of milliseconds,
+    /// for which no TAP has to wait. Taken before `known` where both are.
     table: Mutex<()>,
 }
 
@@ -142,6 +144,7 @@ impl Network {
             several: AtomicBool::new(false),
             known: Mutex::default(),
             released: Mutex::default(),
+            restricted: Mutex::default(),
             table: Mutex::default(),
         };
         network.set_up(egresses)?;
@@ -160,6 +163,10 @@ impl Network {
             .map_err(Error::host("listing the namespace's links"))?;
         *known = links.iter().filter_map(slot_of).collect();
         self.apply_inside(&known, &self.with_unknown(egresses, &links)?)?;
+        // Not those of slots of which nothing is told: their sandboxes may be found later, with connections that they may have.
+        if let Err(error) = self.end_all_unreachable(egresses, &links) {
+            log::error!("sandboxes may have connections to where they cannot send any more: {error}");
+        }
         let has_uplink = links.iter().any(|link| link.name == UPLINK);
         let peer = (UPLINK, has_uplink);
         let namespace = self.inside.namespace();
@@ -176,6 +183,10 @@ impl Network {
     fn apply_inside(&self, known: &BTreeSet<u32>, egresses: &Egresses) -> Result<(), Error> {
         let slots: Vec<u32> = known.iter().copied().collect();
         let table = rules::inside(&self.ranges, &self.config.resolvers, &slots, egresses)?;
+        *self.restricted() = egresses
+            .iter()
+            .filter_map(|(&slot, egress)| egress.restricts().then_some(slot))
+            .collect();
         self.inside.run(move || {
             rules::apply("the namespace", &table)?;
             quoted::fill().map_err(Error::host("making the rules for what ICMP errors quote"))
@@ -508,6 +519,10 @@ impl Network {
 
     fn lock(&self) -> MutexGuard<'_, BTreeSet<u32>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn restricted(&self) -> MutexGuard<'_, BTreeSet<u32>> {
+        self.restricted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn released(&self) -> MutexGuard<'_, BTreeSet<u32>> {

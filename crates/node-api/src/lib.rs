@@ -25,6 +25,7 @@ pub mod sandbox;
 pub mod secrets;
 pub mod snapshot;
 pub mod template;
+pub mod tenant_volume;
 pub mod time_limit;
 pub mod tmpfs;
 pub mod transfer;

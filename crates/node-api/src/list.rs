@@ -58,17 +58,18 @@ impl ListConfig {
     /// What is asked for of `sandboxes`, in order. They may be borrowed: most of many are not asked for, and need not be copied.
     pub fn of<S: Borrow<Sandbox>>(&self, sandboxes: impl IntoIterator<Item = S>) -> Vec<S> {
         let found = sandboxes.into_iter().filter(|sandbox| self.has(sandbox.borrow()));
-        self.in_order(found.map(|sandbox| (Place::of(sandbox.borrow()), sandbox)).collect())
+        let found = found.map(|sandbox| (Place::of(sandbox.borrow()), sandbox)).collect();
+        let in_order = self.in_order(found);
+        in_order.take(self.limit.unwrap_or(usize::MAX)).collect()
     }
 
-    /// Those that are asked for ([`Self::has`]) in the list's order, as many as are wanted.
-    pub fn in_order<T>(&self, mut found: Vec<(Place, T)>) -> Vec<T> {
+    /// Those that are asked for ([`Self::has`]) in the list's order, more than [`Self::limit`] too.
+    pub fn in_order<T>(&self, mut found: Vec<(Place, T)>) -> impl Iterator<Item = T> {
         found.sort_by(|(one, _), (other, _)| match self.newest_first {
             true => other.cmp(one),
             false => one.cmp(other),
         });
-        found.truncate(self.limit.unwrap_or(usize::MAX));
-        found.into_iter().map(|(_, one)| one).collect()
+        found.into_iter().map(|(_, one)| one)
     }
 
     /// Whether this one is asked for.

@@ -17,6 +17,7 @@ use crate::promised::{Promised, ZeroedMemory};
 use crate::sandbox::{Ended, Sandbox};
 use crate::snapshot::{CloneConfig, MoveConfig, RollbackConfig, Snapshot, SnapshotConfig};
 use crate::template::{BuildConfig, LoadedTemplate, Template};
+use crate::tenant_volume::{TenantVolumeItem, TenantVolumeReply, TenantVolumeRequest};
 use crate::time_limit::OnTimeout;
 use crate::transfer::Kind;
 use crate::verify::{Verified, VerifyProgress};
@@ -143,6 +144,8 @@ pub enum Request {
     },
     /// Remove all named volumes that no sandbox has. [`Reply::Pruned`].
     PruneVolumes,
+    /// Something about volumes of the tenant for whom it is asked.
+    TenantVolume(TenantVolumeRequest),
     /// Keep a sandbox as it is now; it goes on. [`Reply::Snapshot`].
     MakeSnapshot(SnapshotConfig),
     /// All snapshots. Each is an item; then [`Reply::Done`].
@@ -476,6 +479,8 @@ pub enum Reply {
     Pruned(Vec<String>),
     /// A named volume.
     Volume(Volume),
+    /// To `tenant-volume`.
+    TenantVolume(TenantVolumeReply),
     /// A snapshot.
     Snapshot(Box<Snapshot>),
     /// The names of files whose descriptors came along.
@@ -508,6 +513,8 @@ pub enum Item {
     Spans(Vec<Span>),
     /// Of `list-volumes`.
     Volume(Volume),
+    /// Of `tenant-volume`.
+    TenantVolume(TenantVolumeItem),
     /// Of `list-snapshots`.
     Snapshot(Box<Snapshot>),
     /// Of `list-templates`.

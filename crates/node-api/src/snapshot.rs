@@ -11,6 +11,7 @@ use crate::class::Class;
 use crate::config::{ConfigError, SandboxConfig, check_hostname, check_name};
 use crate::paging::Paging;
 use crate::time_limit::TimeLimit;
+use crate::volume::VolumeMount;
 
 /// A sandbox as it was at one moment: the state of its machine, its memory and its disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -128,6 +129,9 @@ pub struct CloneConfig {
     /// How long it may run, in place of the snapshot's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time_limit: Option<TimeLimit>,
+    /// Volumes that it has, where the snapshot's sandbox had none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub volumes: Vec<VolumeMount>,
 }
 
 /// Without the values of its variables.
@@ -147,6 +151,7 @@ impl fmt::Debug for CloneConfig {
             workdir,
             user,
             time_limit,
+            volumes,
         } = self;
         f.debug_struct("CloneConfig")
             .field("snapshot", snapshot)
@@ -162,6 +167,7 @@ impl fmt::Debug for CloneConfig {
             .field("workdir", workdir)
             .field("user", user)
             .field("time_limit", time_limit)
+            .field("volumes", volumes)
             .finish()
     }
 }

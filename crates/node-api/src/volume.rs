@@ -52,6 +52,8 @@ pub enum VolumeSource {
     Directory(String),
     /// A volume that the node keeps, made when it is first used.
     Named(String),
+    /// A volume of the tenant's whose sandbox it is ([`crate::tenant_volume`]), which is there already.
+    Tenant(String),
     /// A directory of another machine, which somebody serves there.
     Served(Served),
 }
@@ -171,7 +173,7 @@ pub(crate) fn check(volumes: &[VolumeMount]) -> Result<(), VolumeError> {
     let mut seen = BTreeSet::new();
     for volume in volumes {
         match &volume.source {
-            VolumeSource::Named(name) => check_name(name)?,
+            VolumeSource::Named(name) | VolumeSource::Tenant(name) => check_name(name)?,
             VolumeSource::Directory(path) if !path.starts_with('/') || path.contains('\0') => {
                 return Err(VolumeError::Source(path.clone()));
             }

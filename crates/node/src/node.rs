@@ -165,7 +165,7 @@ impl Node {
             opened => opened?,
         };
         crate::saved::disk::clean(&paths.disks()).map_err(Error::file("clean", &paths.disks()))?;
-        let volumes = Volumes::open(paths.volumes(), parts.points.clone())?;
+        let volumes = Volumes::open(paths.volumes(), paths.tenant_volumes(), parts.points.clone())?;
         let snapshots = Snapshots::open(paths.snapshots())?;
         let newest = found.known.iter().max_by_key(|stored| stored.sandbox.created_ns);
         let sandboxes = Arc::new(Sandboxes::behind(newest.map(|stored| stored.slot)));
@@ -345,6 +345,7 @@ impl Node {
     pub(crate) fn take_away(&self) -> Result<(), Error> {
         self.taps.wait(self.config.limits.answer)?;
         self.network.take_away()?;
+        self.volumes.tenants.take_away(&self.sandboxes);
         self.zeroed.close();
         if let Some(root) = &self.cgroups {
             maker::remove_cgroup(root)?;

@@ -24,10 +24,14 @@ class Document:
     def __init__(self, document):
         self.document = document
         self.operations = {}
+        # The same with the names that their paths have: `GET /a/{}` as `GET /a/{b}`.
+        self.names = {}
         for path, item in document["paths"].items():
             for method in facts.METHODS:
                 if method in item:
-                    self.operations[f"{method.upper()} {facts.shape(path)}"] = item[method]
+                    key = f"{method.upper()} {facts.shape(path)}"
+                    self.operations[key] = item[method]
+                    self.names[key] = f"{method.upper()} {path}"
 
     def unserved(self, key):
         """Why an operation is answered with 501, if it is."""
@@ -88,8 +92,10 @@ def differs(document, key, operation):
         for name in names:
             if name.lower() not in document.parameters(key, place):
                 yield f"{place} {name} is not read"
-    if operation.body:
-        schema = document.schema_of(ours.get("requestBody", {}))
+    if operation.body and "requestBody" not in ours:
+        yield "body is not read"
+    elif operation.body:
+        schema = document.schema_of(ours["requestBody"])
         yield from (f"body {what}" for what in sent(document, operation.body, schema))
     for status, (model, is_list) in operation.answers.items():
         if str(status) not in ours["responses"]:

@@ -3,6 +3,7 @@
 import unittest
 
 import compare
+import facts
 import table
 
 LOG = """
@@ -58,6 +59,15 @@ class Compare(unittest.TestCase):
         document = compare.Document({"paths": {"/teams": {"get": {"responses": answers}, "post": {"responses": answers | {"201": {}}}}}})
         self.assertEqual(document.unserved("GET /teams"), "teams are not served")
         self.assertIsNone(document.unserved("POST /teams"))
+
+    def test_operations_have_the_names_of_their_paths(self):
+        document = compare.Document({"paths": {"/a/{b}/c/{d}": {"get": {}}}})
+        self.assertEqual(document.names, {"GET /a/{}/c/{}": "GET /a/{b}/c/{d}"})
+
+    def test_a_body_that_an_sdk_sends_and_the_document_lacks_is_a_difference(self):
+        operation = facts.Operation("post", "/a", body=object)
+        document = compare.Document({"paths": {"/a": {"post": {"responses": {}}}}})
+        self.assertEqual(list(compare.differs(document, "POST /a", operation)), ["body is not read"])
 
 
 if __name__ == "__main__":

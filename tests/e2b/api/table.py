@@ -20,6 +20,8 @@ from compare import Document
 
 # What the SDKs and their Connect client call themselves: a test's own requests do not count.
 SDK = re.compile(r"e2b-|connectrpc/")
+# JavaScript's client of volumes' files says nothing of itself, and its runtime this.
+NAMELESS = re.compile(r"\w+ /volumecontent/.* undici")
 COLUMNS = {"python": "Python", "python-async": "Python, asyncio", "javascript": "JavaScript"}
 NO, NONE = "no", "—"
 LINE = re.compile(r'request (?:(api|envd) (?:[0-9a-f]{12} )?(\w+) (\S+)|.*) (\d{3}) \d+ us "(.*)"$')
@@ -44,7 +46,7 @@ def exercised(lines, known):
         kind, method, path, status, agent = read.groups()
         if mark := MARK.match(agent):
             column, test = mark.groups()[1:] if mark[1] == "begin" else (None, None)
-        elif column in COLUMNS and kind and int(status) < 300 and SDK.search(agent):
+        elif column in COLUMNS and kind and int(status) < 300 and (SDK.search(agent) or NAMELESS.fullmatch(f"{method} {path} {agent}")):
             matches = [key for key, pattern in shapes[kind] if pattern.fullmatch(f"{method} {path}")]
             if matches:
                 # A name in a path is none where the path is one of its own: /sandboxes/metrics.
@@ -128,7 +130,8 @@ def main():
         print(f"{COLUMNS[column]}: {len(of)} operations in {len(set().union(*of.values()))} tests")
     text = asked.page.read_text()
     if asked.write:
-        names = facts.names(asked.modules)
+        # Those of the SDKs where they have any.
+        names = document.names | facts.names(asked.modules)
         made = {kind: table(rows(known[kind], found, reasons), names) for kind in known}
         parts = f"{BEGIN}\n\n## The REST API\n\n{made['api']}\n\n## Processes and files, at port 49983\n\n{made['envd']}\n\n{END}"
         before, _, rest = text.partition(BEGIN)

@@ -34,7 +34,7 @@ const STATE: &str = "/var/lib/basalt-gateway";
 const NODE: &str = "/var/lib/basalt/gateway.sock";
 
 /// What is run of them; those of the code interpreter need its image, which nothing here makes (docs/how-to/code-interpreter.md).
-const TESTS: [&str; 9] = [
+const TESTS: [&str; 10] = [
     "test_sandbox.py",
     "test_commands.py",
     "test_files.py",
@@ -44,8 +44,14 @@ const TESTS: [&str; 9] = [
     "test_bad_input.py",
     "test_how_to.py",
     "test_templates.py",
+    "test_volumes.py",
 ];
-const JAVASCRIPT_TESTS: [&str; 3] = ["flows.test.mjs", "bad_input.test.mjs", "templates.test.mjs"];
+const JAVASCRIPT_TESTS: [&str; 4] = [
+    "flows.test.mjs",
+    "bad_input.test.mjs",
+    "templates.test.mjs",
+    "volumes.test.mjs",
+];
 /// What has every test of theirs leave its marks in the gateway's log.
 const MARKS: &str = "api/marks.mjs";
 
@@ -249,6 +255,7 @@ impl Gateway {
         command
             .env("E2B_API_URL", &self.url)
             .env("E2B_SANDBOX_URL", &self.url)
+            .env("E2B_VOLUME_API_URL", &self.url)
             .env("E2B_API_KEY", &self.key)
             .env_remove("E2B_DOMAIN");
         command

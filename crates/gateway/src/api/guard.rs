@@ -17,7 +17,7 @@ use crate::gateway::Gateway;
 use crate::time_text;
 
 /// The longest object of an audit row.
-const MAX_OBJECT: usize = 128;
+pub(super) const MAX_OBJECT: usize = 128;
 
 /// A request from somebody with a key to a handler.
 pub(super) async fn guard(

@@ -18,6 +18,8 @@ mod templates;
 mod trace;
 mod unserved;
 mod uploads;
+mod volume_content;
+mod volumes;
 
 use std::sync::Arc;
 
@@ -26,7 +28,7 @@ use axum::middleware::from_fn_with_state;
 use axum::routing::{get, patch, post, put};
 use axum::{Json, Router};
 use http::StatusCode;
-use utoipa::openapi::security::{ApiKey, ApiKeyValue, SecurityScheme};
+use utoipa::openapi::security::{ApiKey, ApiKeyValue, Http, HttpAuthScheme, SecurityScheme};
 use utoipa::openapi::{OpenApi as Document, SecurityRequirement};
 use utoipa::{Modify, OpenApi};
 
@@ -51,7 +53,9 @@ pub(crate) struct Object(pub(crate) String);
         lifecycle::fork, network::update, snapshots::create, snapshots::list, templates::list, templates::list_v2, templates::get,
         templates::alias, templates::remove, templates::update, templates::update_v2, builds::request, builds::start, builds::status,
         builds::logs, uploads::link, uploads::put, tags::assign, tags::remove, tags::list, tags::count, tags::exists, tags::groups,
-        tags::assignments, metrics::one, metrics::several, logs::logs, logs::logs_v2, trace::trace, health
+        tags::assignments, metrics::one, metrics::several, volumes::create, volumes::list, volumes::get, volumes::remove, volume_content::stat,
+        volume_content::update, volume_content::remove, volume_content::list, volume_content::make_directory, volume_content::read,
+        volume_content::write, logs::logs, logs::logs_v2, trace::trace, health
     ),
     modifiers(&Keyed)
 )]
@@ -65,6 +69,7 @@ impl Modify for Keyed {
         let scheme = SecurityScheme::ApiKey(ApiKey::Header(ApiKeyValue::new("X-API-Key")));
         let components = document.components.get_or_insert_with(Default::default);
         components.add_security_scheme("ApiKeyAuth", scheme);
+        components.add_security_scheme("VolumeToken", SecurityScheme::Http(Http::new(HttpAuthScheme::Bearer)));
         document.security = Some(vec![SecurityRequirement::new("ApiKeyAuth", [""; 0])]);
     }
 }
@@ -129,12 +134,28 @@ pub(crate) fn router(gateway: &Arc<Gateway>) -> Router {
         .route("/templates/{template}/tags/count", get(tags::count))
         .route("/templates/{template}/tags/exists", get(tags::exists))
         .route("/templates/{template}/tags/groups", get(tags::groups))
-        .route("/templates/{template}/tags/{tag}/assignments", get(tags::assignments));
+        .route("/templates/{template}/tags/{tag}/assignments", get(tags::assignments))
+        .route("/volumes", get(volumes::list).post(volumes::create))
+        .route("/volumes/{volume}", get(volumes::get).delete(volumes::remove));
     let keyed = unserved::routes(keyed).route_layer(from_fn_with_state(Arc::clone(gateway), guard::guard));
     let document = document();
     keyed
         .route("/health", get(health))
         .route("/uploads/{tenant}/{hash}", put(uploads::put))
+        .route(
+            "/volumecontent/{volume}/path",
+            get(volume_content::stat)
+                .patch(volume_content::update)
+                .delete(volume_content::remove),
+        )
+        .route(
+            "/volumecontent/{volume}/dir",
+            get(volume_content::list).post(volume_content::make_directory),
+        )
+        .route(
+            "/volumecontent/{volume}/file",
+            get(volume_content::read).put(volume_content::write),
+        )
         .route("/openapi.json", get(move || async move { Json(document) }))
         .merge(ui::routes())
         .fallback(|| async { Error::NoEndpoint })

@@ -42,9 +42,17 @@ pub(crate) struct NewSandbox {
     /// Refused.
     #[schema(value_type = Option<Object>)]
     pub(crate) iam: Option<Value>,
-    /// Refused unless it is empty.
-    #[schema(value_type = Option<Vec<Object>>)]
-    pub(crate) volume_mounts: Option<Vec<Value>>,
+    /// Volumes that it has.
+    pub(crate) volume_mounts: Option<Vec<SandboxVolumeMount>>,
+}
+
+/// A volume that a sandbox has.
+#[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
+pub(crate) struct SandboxVolumeMount {
+    /// The volume's name.
+    pub(crate) name: String,
+    /// Where the sandbox has it: an absolute path, which is made if it is missing.
+    pub(crate) path: String,
 }
 
 /// Whether traffic lets a paused sandbox go on.
@@ -175,6 +183,9 @@ pub(crate) struct ListedSandbox {
     pub(crate) state: State,
     /// The version of envd whose features it has.
     pub(crate) envd_version: String,
+    /// Volumes that it has.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) volume_mounts: Vec<SandboxVolumeMount>,
 }
 
 /// Everything that is told of a sandbox.

@@ -14,9 +14,7 @@ use crate::gateway::Gateway;
 
 const DELETE: (MethodFilter, HttpMethod) = (MethodFilter::DELETE, HttpMethod::Delete);
 const GET: (MethodFilter, HttpMethod) = (MethodFilter::GET, HttpMethod::Get);
-const PATCH: (MethodFilter, HttpMethod) = (MethodFilter::PATCH, HttpMethod::Patch);
 const POST: (MethodFilter, HttpMethod) = (MethodFilter::POST, HttpMethod::Post);
-const PUT: (MethodFilter, HttpMethod) = (MethodFilter::PUT, HttpMethod::Put);
 
 /// Method, path, and what it is.
 const UNSERVED: &[((MethodFilter, HttpMethod), &str, &str)] = &[
@@ -28,17 +26,6 @@ const UNSERVED: &[((MethodFilter, HttpMethod), &str, &str)] = &[
     (GET, "/teams", "a list of teams"),
     (GET, "/teams/{team}/metrics", "metrics of a team"),
     (GET, "/teams/{team}/metrics/max", "metrics of a team"),
-    (GET, "/volumes", "a list of volumes"),
-    (POST, "/volumes", "a volume"),
-    (GET, "/volumes/{volume}", "a volume"),
-    (DELETE, "/volumes/{volume}", "a volume"),
-    (GET, "/volumecontent/{volume}/path", "a volume's content"),
-    (PATCH, "/volumecontent/{volume}/path", "a volume's content"),
-    (DELETE, "/volumecontent/{volume}/path", "a volume's content"),
-    (GET, "/volumecontent/{volume}/dir", "a volume's content"),
-    (POST, "/volumecontent/{volume}/dir", "a volume's content"),
-    (GET, "/volumecontent/{volume}/file", "a volume's content"),
-    (PUT, "/volumecontent/{volume}/file", "a volume's content"),
     (GET, "/default-templates", "a list of default templates"),
     (POST, "/templates", "a build of a template by a Dockerfile"),
     (POST, "/v2/templates", "a build of a template by a Dockerfile"),

@@ -16,3 +16,4 @@ mod sandboxes;
 mod snapshots;
 mod support;
 mod uploads;
+mod volumes;

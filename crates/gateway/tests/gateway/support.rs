@@ -9,6 +9,7 @@ use axum::body::{Body, to_bytes};
 use control::{ControlStore, KeyInfo, Secret, Sqlite};
 use gateway::{
     Answer, Answering, BuildsConfig, Envd, EnvdSandbox, Gateway, LimitsConfig, Node, Owner, Parts, Service, Tokens,
+    VolumesConfig,
 };
 use http::{HeaderMap, Request, Response, StatusCode};
 use node_api::ClientError;
@@ -121,6 +122,11 @@ impl Bed {
         Self::made(limits, |parts| change(&mut parts.builds))
     }
 
+    /// With other bounds of volumes.
+    pub(crate) fn with_volumes(volumes: VolumesConfig) -> Self {
+        Self::made(LimitsConfig::default(), |parts| parts.volumes = volumes)
+    }
+
     fn made(limits: LimitsConfig, change: impl FnOnce(&mut Parts)) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let state = directory.path().join("state");
@@ -224,6 +230,7 @@ fn parts(node: &Arc<FakeNode>, store: &Arc<Sqlite>, state: &Path, limits: Limits
         domain: Some("sb.example".parse().unwrap()),
         limits,
         builds: BuildsConfig::new(state.join("uploads")),
+        volumes: VolumesConfig::default(),
     }
 }
 

@@ -62,5 +62,5 @@ export function moment(text) {
 /** What leads the SDK to the gateway of a page at this location: at `api.DOMAIN` sandboxes are below the domain, and nowhere else. */
 export function variables({ protocol, host, origin }) {
   if (protocol === 'https:' && host.startsWith('api.')) return [`export E2B_DOMAIN=${host.slice('api.'.length)}`]
-  return ['E2B_API_URL', 'E2B_SANDBOX_URL'].map((name) => `export ${name}=${origin}`)
+  return ['E2B_API_URL', 'E2B_SANDBOX_URL', 'E2B_VOLUME_API_URL'].map((name) => `export ${name}=${origin}`)
 }

@@ -266,3 +266,61 @@ fn a_policy_can_be_as_large_as_it_may() {
     let refused = world.with(|network| network.restrict(1 << 20, &Egress::nothing()).unwrap_err());
     assert!(refused.to_string().contains("beyond the last one"), "{refused}");
 }
+
+#[test]
+fn what_is_open_to_who_is_denied_is_cut_by_whoever_opens_the_network_next() {
+    let mut world = world();
+    let (guest, other) = (world.guest(3), world.guest(4));
+    let (mut cut4, mut cut6) = (connect(&guest.place, WORLD4), connect(&guest.place, WORLD6));
+    let (mut kept, mut others) = (connect(&guest.place, OTHER4), connect(&other.place, WORLD4));
+    let tracked = |world: &World| world.host.run(|| crate::conntrack::sources().unwrap().len());
+    assert_eq!(tracked(&world), 4);
+    // As after kill -9 of one that had written the record, and nothing else.
+    world.egresses = [(3, egress(&[OTHER4], &["0.0.0.0/0"])), (4, Egress::default())].into();
+    world.open();
+    assert_eq!(tracked(&world), 2, "the host tracks what cannot go on");
+    for stream in [&mut cut4, &mut cut6] {
+        stream.set_read_timeout(Some(ENOUGH)).unwrap();
+        assert!(!echoes(stream), "it is open still");
+    }
+    assert!(echoes(&mut kept) && echoes(&mut others), "what is allowed was cut");
+}
+
+#[test]
+fn a_slot_that_was_found_restricted_is_not_any_more_when_that_is_said() {
+    let mut world = world();
+    let guest = world.guest(3);
+    restrict(&world, 3, &[], &["0.0.0.0/0"]);
+    world.egresses = Egresses::default();
+    world.open();
+    reached(&guest.place, &[]);
+    drop(guest);
+    world.with(|network| network.detach(3).unwrap());
+    restrict(&world, 3, &[], &[]);
+    reached(&world.guest(3).place, &EVERYBODY);
+}
+
+/// nft runs for both in one namespace.
+#[test]
+fn taps_are_made_while_others_are_restricted() {
+    let world = world();
+    let guest = world.guest(3);
+    let ranges = (0..500_u32).map(|at| Ipv4Addr::from(0x0b00_0000 + 4 * at).to_string());
+    let ranges: Vec<String> = ranges.collect();
+    let denied: Vec<&str> = ranges.iter().map(String::as_str).collect();
+    let policies = [egress(&[], &denied), egress(&[], &["0.0.0.0/0"])];
+    world.with(move |network| {
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for round in 0..20 {
+                    network.restrict(3, &policies[round % 2]).unwrap();
+                }
+            });
+            for slot in 10..30 {
+                network.attach(slot, 1).unwrap();
+            }
+        });
+    });
+    reached(&guest.place, &[]);
+    reached(&world.guest(30).place, &EVERYBODY);
+}

@@ -58,7 +58,7 @@ pub(super) fn moved(node: &Arc<Node>, sandbox: &Arc<Entry>, asked: &MoveConfig) 
 /// What was set aside; deleted, if `delete`.
 pub(super) fn quarantine(node: &Node, delete: bool) -> Result<Vec<String>, Error> {
     match delete {
-        true => node.store.prune_quarantine(crate::saved::tree::remove),
+        true => node.store.prune_quarantine(host::tree::remove),
         false => node.store.quarantine(),
     }
 }

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use node_api::message::Item;
+use node_api::tenant_volume::TenantVolumeRequest;
 use node_api::{ApiError, BuildConfig, ErrorKind, ListConfig, Packet, Reply, Request, Sandbox, Tracing, VERSION};
 use observe::span::{self, Operation};
 use wire::packet::{PacketError, PacketSocket};
@@ -18,6 +19,7 @@ use crate::api::answers::{
 use crate::api::bounds;
 use crate::api::scope::{Caller, Scope};
 use crate::api::server::Server;
+use crate::api::tenant_volumes;
 use crate::node::Node;
 use crate::operations::build_template::{Build, Wanted};
 use crate::operations::stages::Started;
@@ -265,6 +267,7 @@ impl<'s> Connection<'s> {
                 Reply::Done
             }
             Request::PruneVolumes => Reply::Pruned(node.volumes.prune(&node.sandboxes)?),
+            Request::TenantVolume(asked) => return self.tenant_volume(&node, caller, asked),
             Request::MakeSnapshot(asked) => snapshot(&node, &find(&asked.sandbox)?, &asked)?,
             Request::InspectSnapshot { name } => Reply::Snapshot(Box::new(caller.find_snapshot(&node, &name)?)),
             Request::OpenFiles { kind, name } => {
@@ -386,12 +389,22 @@ impl<'s> Connection<'s> {
 
     fn list(&self, node: &Node, caller: &Caller, wanted: &ListConfig) -> Result<Reply, Error> {
         let owns = |sandbox: &Sandbox| caller.owns(sandbox.config.owner.as_deref());
-        for entry in node.sandboxes.asked_for(wanted, owns) {
-            let mut sandbox = entry.stored().sandbox;
+        for (entry, mut sandbox) in node.sandboxes.asked_for(wanted, owns) {
             sandbox.memory_state = node.memory_state(&entry);
             self.item(Item::Sandbox(Box::new(sandbox)))?;
         }
         Ok(Reply::Done)
+    }
+
+    fn tenant_volume(
+        &self,
+        node: &Node,
+        caller: &Caller,
+        asked: TenantVolumeRequest,
+    ) -> Result<(Reply, Vec<OwnedFd>), Error> {
+        let (items, reply, fd) = tenant_volumes::carry_out(node, caller.tenant()?, asked)?;
+        self.items(items, Item::TenantVolume)?;
+        Ok((reply.map_or(Reply::Done, Reply::TenantVolume), fd.into_iter().collect()))
     }
 
     fn stats(&self, node: &Node, caller: &Caller, sandbox: Option<&str>) -> Result<Reply, Error> {

@@ -6,3 +6,4 @@ mod connection;
 mod listeners;
 mod scope;
 pub(crate) mod server;
+mod tenant_volumes;

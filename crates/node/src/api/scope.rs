@@ -11,7 +11,7 @@
 
 use std::sync::Arc;
 
-use node_api::{Idle, Request, SandboxConfig, Snapshot};
+use node_api::{Idle, Request, SandboxConfig, Snapshot, VolumeMount, VolumeSource};
 
 use crate::Error;
 use crate::node::Node;
@@ -80,9 +80,21 @@ impl Caller {
             Request::Clone(config) if self.scope == Scope::Gateway && !config.ports.is_empty() => {
                 return Err(not_for_gateways("publishes ports of the host"));
             }
+            Request::Clone(config) if self.scope == Scope::Gateway && !config.volumes.iter().all(is_tenants) => {
+                return Err(not_for_gateways(OF_HOST));
+            }
             _ => (),
         }
         Ok(())
+    }
+
+    /// The tenant for whom is asked.
+    ///
+    /// # Errors
+    /// None was named.
+    pub(super) fn tenant(&self) -> Result<&str, Error> {
+        let nobody = || invalid("whoever asks about volumes of a tenant names the tenant".into());
+        self.tenant.as_deref().ok_or_else(nobody)
     }
 
     /// A sandbox that is there for who asks.
@@ -169,7 +181,14 @@ fn is_for_gateways(request: &Request) -> bool {
             | Request::Rollback(_)
             | Request::SetTimeLimit { .. }
             | Request::UpdateNetwork { .. }
+            | Request::TenantVolume(_)
     )
+}
+
+const OF_HOST: &str = "has volumes of the host";
+
+fn is_tenants(volume: &VolumeMount) -> bool {
+    matches!(volume.source, VolumeSource::Tenant(_))
 }
 
 /// What a sandbox has of its host besides time and space is for its administrator to give.
@@ -177,8 +196,8 @@ fn check(config: &SandboxConfig) -> Result<(), Error> {
     let resources = &config.resources;
     let refused = if !config.detach {
         "is not detached"
-    } else if !config.volumes.is_empty() {
-        "has volumes"
+    } else if !config.volumes.iter().all(is_tenants) {
+        OF_HOST
     } else if !config.devices.is_empty() || !config.cdi_devices.is_empty() {
         "has devices of the host"
     } else if config.accelerator.is_some() {
@@ -203,7 +222,8 @@ fn not_for_gateways(refused: &str) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use node_api::{CloneConfig, ListConfig, NetworkMode, VolumeMount};
+    use node_api::tenant_volume::TenantVolumeRequest;
+    use node_api::{CloneConfig, ListConfig, NetworkMode};
 
     use super::*;
     use crate::testing::stored;
@@ -232,6 +252,18 @@ mod tests {
             ..CloneConfig::default()
         });
         assert!(gateway().admit(&mut publishes).is_err());
+        let of_host = |source| {
+            Request::Clone(CloneConfig {
+                volumes: vec![VolumeMount {
+                    source,
+                    target: "/a".into(),
+                    read_only: false,
+                }],
+                ..CloneConfig::default()
+            })
+        };
+        assert!(gateway().admit(&mut of_host(VolumeSource::Named("a".into()))).is_err());
+        gateway().admit(&mut of_host(VolumeSource::Tenant("a".into()))).unwrap();
         for name in ["", "a b", "a/b", "ä", &"x".repeat(65)] {
             assert!(Caller::new(Scope::Admin, Some(name.into())).is_err(), "{name:?}");
         }
@@ -272,6 +304,7 @@ mod tests {
             },
             Request::Trace { sandbox },
             Request::ListUsage,
+            Request::TenantVolume(TenantVolumeRequest::List),
             Request::Clone(CloneConfig::default()),
         ];
         for request in &mut served {

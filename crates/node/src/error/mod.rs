@@ -75,6 +75,9 @@ pub enum Error {
     /// No such volume.
     #[error("there is no volume `{0}`: `basalt volume ls` lists them")]
     NoVolume(String),
+    /// A tenant's volume.
+    #[error(transparent)]
+    TenantVolume(#[from] crate::resources::tenant_volumes::TenantVolumeError),
     /// A sandbox has the volume.
     #[error("sandbox {sandbox} has the volume `{name}`: remove it first (`basalt rm {sandbox}`), also if it has ended")]
     VolumeInUse {
@@ -484,7 +487,7 @@ impl Error {
             Self::Database { .. } | Self::DatabaseDamaged(_) | Self::DatabaseNewer { .. } => "database",
             Self::Disk(_) => "disk",
             Self::Space(_) => "no-space",
-            Self::Volume { .. } | Self::VolumeInUse { .. } | Self::Server { .. } => "volume",
+            Self::Volume { .. } | Self::VolumeInUse { .. } | Self::TenantVolume(_) | Self::Server { .. } => "volume",
             Self::Refused { .. } | Self::RefusedWhile { .. } => "vmm-refused",
             Self::SnapshotTaken(_)
             | Self::SnapshotDamaged(_)
@@ -559,6 +562,7 @@ impl Error {
             Self::GivenUp => ErrorKind::WrongState,
             Self::NotTakenBack { first, .. } => first.for_api().kind,
             Self::Devices(error) => error.kind(),
+            Self::TenantVolume(error) => error.kind(),
             _ => ErrorKind::Host,
         };
         ApiError {
@@ -581,17 +585,4 @@ impl Error {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_directory_that_cannot_be_shared_is_the_askers_choice() {
-        let share = |step| host::Error::Share {
-            step,
-            path: PathBuf::from("/somewhere"),
-            why: "it is on another disk".to_owned(),
-        };
-        let error = Error::from(share("mapping the owners"));
-        assert_eq!((error.reason(), error.for_api().kind), ("volume", ErrorKind::Invalid));
-    }
-}
+mod tests;

@@ -69,7 +69,7 @@ pub(crate) fn share_tag(index: usize) -> String {
 }
 
 /// What the guest is to mount; the agent finds the order.
-fn shared_directories(volumes: &[VolumeMount]) -> Vec<Share> {
+pub(crate) fn shared_directories(volumes: &[VolumeMount]) -> Vec<Share> {
     let share = |(index, volume): (usize, &VolumeMount)| Share {
         tag: share_tag(index),
         path: volume.target.clone(),

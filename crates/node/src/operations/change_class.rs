@@ -52,7 +52,7 @@ impl Node {
         self.refuse_devices(entry, on)?;
         let moved = moved(&stored, class)?;
         limits::check(&moved, self.cgroups.as_ref())?;
-        drop(volume_shares::open_all(&moved.volumes, &self.volumes)?);
+        drop(volume_shares::open_all(&moved, &self.volumes, &self.sandboxes)?);
         // How much of its memory has to be written is known when it is.
         space::require(&self.sandbox_paths(entry).directory, LEAST, "a move")?;
         let promise = self.admit_other("move", entry, &moved, Some(comes_by(&stored)))?;

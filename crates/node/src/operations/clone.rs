@@ -12,11 +12,12 @@ use std::time::Duration;
 use agent_api::Identity;
 use base::Egress;
 use node_api::transfer::Kind;
-use node_api::{CloneConfig, NetworkMode, SandboxConfig};
+use node_api::{CloneConfig, NetworkMode, SandboxConfig, VolumeMount};
 use observe::span::{self, span};
 
 use crate::Error;
-use crate::guest::reidentify::Reidentification;
+use crate::error::words::fewer_volumes;
+use crate::guest::reidentify::{Own, Reidentification, shared_directories};
 use crate::node::Node;
 use crate::operations::stages::{Started, ToRestore};
 use crate::operations::start::parse_ports;
@@ -38,6 +39,10 @@ impl Node {
         self.refuse_damaged(&place, &record.snapshot)?;
         let name = asked.name.clone();
         let sets_process = !asked.env.is_empty() || asked.workdir.is_some() || asked.user.is_some();
+        let own = Own {
+            shared_directories: shared_directories(&asked.volumes),
+            ..Own::default()
+        };
         let config = configured(&record, asked)?;
         limits::check(&config, self.cgroups.as_ref())?;
         launch::check_paging(config.paging)?;
@@ -74,7 +79,11 @@ impl Node {
             self.create(&entry)?;
             let waiting = ToRestore::launch(self, &entry, &place)?;
             self.make_disk(&entry, Some(&place))?;
-            let restored = waiting.restore(self, &entry, &place, another(identity))?;
+            let now = Reidentification {
+                own,
+                ..another(identity)
+            };
+            let restored = waiting.restore(self, &entry, &place, now)?;
             restored.go_on(self, &entry, &place)?.runs(self, &entry)
         })?;
         self.follow_found(&entry);
@@ -104,6 +113,10 @@ fn configured(record: &Record, asked: CloneConfig) -> Result<SandboxConfig, Erro
     if !record.networked && !asked.ports.is_empty() {
         return Err(node_api::ConfigError::Ports.into());
     }
+    let volumes = match asked.volumes.is_empty() {
+        true => of.volumes,
+        false => added_volumes(record, asked.volumes)?,
+    };
     let mut process = of.process;
     process.set_device_env(Vec::new());
     process.env.extend(asked.env);
@@ -129,10 +142,30 @@ fn configured(record: &Record, asked: CloneConfig) -> Result<SandboxConfig, Erro
         detach: true,
         labels,
         time_limit: asked.time_limit.or(of.time_limit),
+        volumes,
         ..of
     };
     config.validate()?;
     Ok(config)
+}
+
+/// Volumes for a clone of what had none.
+fn added_volumes(record: &Record, asked: Vec<VolumeMount>) -> Result<Vec<VolumeMount>, Error> {
+    let snapshot = &record.snapshot;
+    if !snapshot.config.volumes.is_empty() {
+        return Err(Error::Invalid(format!(
+            "clones of the snapshot `{}` have its volumes, and no others: leave them out",
+            snapshot.name
+        )));
+    }
+    match asked.len() <= record.share_slots {
+        true => Ok(asked),
+        false => Err(Error::Invalid(format!(
+            "a clone of the snapshot `{}` can have {}",
+            snapshot.name,
+            fewer_volumes(record.share_slots)
+        ))),
+    }
 }
 
 #[cfg(test)]
@@ -203,6 +236,18 @@ mod tests {
             (Some("/srv"), Some("web"))
         );
         record.networked = false;
-        assert!(configured(&record, asked).is_err(), "a port of no network");
+        assert!(configured(&record, asked.clone()).is_err(), "a port of no network");
+        record.networked = true;
+        let with_volume = CloneConfig {
+            volumes: vec!["cache:/c".parse().unwrap()],
+            ..asked
+        };
+        let refused = configured(&record, with_volume.clone()).unwrap_err();
+        assert!(refused.to_string().contains("no volumes"), "{refused}");
+        record.share_slots = 2;
+        let made = configured(&record, with_volume.clone()).unwrap();
+        assert_eq!(made.volumes, with_volume.volumes);
+        record.snapshot.config.volumes = vec!["other:/o".parse().unwrap()];
+        assert!(configured(&record, with_volume).is_err(), "it has others");
     }
 }

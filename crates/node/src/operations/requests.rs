@@ -219,18 +219,16 @@ impl Node {
             let started_ns = sandbox.started_ns.unwrap_or(sandbox.created_ns);
             (started_ns, inner.stored.came_zeroed.bytes)
         };
-        // One that ends just now has no cgroup any more.
+        // One that ends just now has no cgroup any more, and where there are none, or no controller for memory, nothing is counted.
         let told = self
             .cgroup(entry)
             .and_then(|cgroup| Ok(cgroup.map(|cgroup| cgroup.usage()).transpose()?));
         let told = told.inspect_err(|error| log::debug!("what sandbox {} uses is not known: {error}", entry.id));
-        let told = told.ok()?.unwrap_or_default();
+        let told = told.ok()??;
         Some(Used {
             started_ns,
             cpu_usec: told.cpu_usec,
-            memory: told
-                .memory
-                .map_or(0, |memory| memory_state::with_zeroed(memory, zeroed).current),
+            memory: memory_state::with_zeroed(told.memory?, zeroed).current,
             disk: memory_files::own_bytes(&self.sandbox_paths(entry).directory),
         })
     }

@@ -138,7 +138,11 @@ impl Node {
         limits::check(config, self.cgroups.as_ref())?;
         launch::check_paging(sandbox.config.paging)?;
         self.image_of(&stored)?;
-        drop(volume_shares::open_all(&sandbox.config.volumes, &self.volumes)?);
+        drop(volume_shares::open_all(
+            &sandbox.config,
+            &self.volumes,
+            &self.sandboxes,
+        )?);
         let accelerator_is_whole = sandbox.config.accelerator.is_none() || place.accelerator().exists();
         match accelerator_is_whole && place.is_whole(&sandbox.config.resources) {
             true => Ok(()),

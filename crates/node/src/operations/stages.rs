@@ -103,7 +103,7 @@ impl ToBoot {
         let window = Window::of(&stored)?;
         let (volumes, mut prepared) = {
             let _span = span("sockets and files");
-            let volumes = volume_shares::open_all(&stored.sandbox.config.volumes, &node.volumes)?;
+            let volumes = volume_shares::open_all(&stored.sandbox.config, &node.volumes, &node.sandboxes)?;
             let (paths, image) = (node.sandbox_paths(entry), node.image_of(&stored)?);
             let for_machine = window.as_ref().map(Window::file).transpose()?;
             let outside = node.outside(&image, attachment, for_machine);
@@ -177,7 +177,7 @@ impl ToRestore {
         let stored = entry.stored();
         let (volumes, inherited) = {
             let _span = span("volumes and control socket");
-            let volumes = volume_shares::open_all(&stored.sandbox.config.volumes, &node.volumes)?;
+            let volumes = volume_shares::open_all(&stored.sandbox.config, &node.volumes, &node.sandboxes)?;
             let inherited = Inherited::to_restore(&node.config, &stored, &node.sandbox_paths(entry), place)?;
             (volumes, inherited)
         };

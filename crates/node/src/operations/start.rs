@@ -106,8 +106,9 @@ impl Node {
         stored.building = building;
         if let Some(chosen) = &chosen {
             stored.share_slots = chosen.share_slots;
-        } else if building {
-            stored.share_slots = volume_shares::SLOTS;
+        } else if building || stored.sandbox.config.owner.is_some() {
+            // Of what a tenant runs snapshots are taken, whose clones may have some.
+            stored.share_slots = stored.share_slots.max(volume_shares::SLOTS);
         }
         let entry = {
             let _span = span("record");

@@ -164,7 +164,11 @@ impl Node {
         // What can fail without a machine fails before there is one.
         limits::check(&sandbox.config, self.cgroups.as_ref())?;
         self.image_of(&stored)?;
-        drop(volume_shares::open_all(&sandbox.config.volumes, &self.volumes)?);
+        drop(volume_shares::open_all(
+            &sandbox.config,
+            &self.volumes,
+            &self.sandboxes,
+        )?);
         let promise = self.admit_again("resume", entry, comes_by(&stored))?;
         self.update(entry, |stored| {
             stored.operation = Some(Operation::Resume { is_spent: false })

@@ -32,7 +32,10 @@ impl Node {
         let was = &stored.sandbox.config.egress;
         self.update(entry, |stored| stored.sandbox.config.egress = egress.clone())?;
         self.keep_and_restrict(entry, egress).map_err(|error| {
-            let taken_back = self.note_change(entry, |stored| stored.sandbox.config.egress = was.clone());
+            let taken_back = self
+                .note_change(entry, |stored| stored.sandbox.config.egress = was.clone())
+                // What failed may be on the disk.
+                .and_then(|()| self.store.reaches_disk(&entry.stored()));
             error.after_undo(taken_back)
         })?;
         Ok(self.inspect(entry))

@@ -266,7 +266,7 @@ impl Held for Place {
             }
             if (slot.in_use || !slot.published.is_empty()) && !taken.contains(&slot.slot) {
                 log::warn!("the network's slot {} belongs to no sandbox and is detached", slot.slot);
-                let detached = network.detach(slot.slot).map_err(Error::from);
+                let detached = from.network.give_back(slot.slot, true);
                 unless_it_stays(detached, &format!("slot {}", slot.slot));
             }
         }

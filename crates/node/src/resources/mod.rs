@@ -12,6 +12,7 @@ pub(crate) mod network;
 pub(crate) mod own_cgroup;
 pub(crate) mod space;
 pub(crate) mod tap_pool;
+pub(crate) mod tenant_volumes;
 pub(crate) mod volume_shares;
 pub(crate) mod volumes;
 pub(crate) mod zeroed_memory;

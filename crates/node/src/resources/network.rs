@@ -180,21 +180,17 @@ impl NodeNetwork {
     }
 
     /// Has a slot send where `egress` lets it, until it is given back. If that fails it sends where it could before.
+    ///
+    /// The network is told also where it was to be so before: what somebody has begun who was killed, as ending connections, is done then.
     pub(crate) fn restrict(&self, slot: u32, egress: &Egress) -> Result<(), Error> {
         let network = self.get()?;
-        let mut kept = self.lock_kept();
-        // Whatever fails from here on is taken back with the slot.
-        let was = kept.egresses.insert(slot, egress.clone());
-        let is_there =
-            was.as_ref() == Some(egress) || !(egress.restricts() || was.as_ref().is_some_and(Egress::restricts));
-        if is_there {
-            return Ok(());
-        }
+        // First, for tables that are put back meanwhile. Whatever fails from here on is taken back with the slot.
+        let was = self.lock_kept().egresses.insert(slot, egress.clone());
+        // What nft and the kernel take for it nobody else waits for.
         network.restrict(slot, egress).map_err(|error| {
             let taken_back = was.map_or(Ok(()), |was| {
-                let undone = network.restrict(slot, &was).map_err(Error::from);
-                kept.egresses.insert(slot, was);
-                undone
+                self.lock_kept().egresses.insert(slot, was.clone());
+                network.restrict(slot, &was).map_err(Error::from)
             });
             Error::from(error).after_undo(taken_back)
         })
@@ -202,14 +198,10 @@ impl NodeNetwork {
 
     /// A machine was found in a slot of which nothing was said before: until now it could send nowhere if it was restricted.
     pub(crate) fn has_restricted(&self, slot: u32, egress: &Egress) -> Result<(), Error> {
-        let network = self.get()?;
-        let mut kept = self.lock_kept();
-        if kept.egresses.contains_key(&slot) {
-            return Ok(());
-        }
-        network.restrict(slot, egress)?;
-        kept.egresses.insert(slot, egress.clone());
-        Ok(())
+        // Those of which something was said were restricted, and their connections ended, when the network was opened.
+        drop(self.get()?);
+        let is_told = self.lock_kept().egresses.contains_key(&slot);
+        if is_told { Ok(()) } else { self.restrict(slot, egress) }
     }
 
     /// A record says so of a slot that may have a machine; before the network is needed.
@@ -229,16 +221,14 @@ impl NodeNetwork {
         kept.published.remove(&slot);
         if has_ports {
             network.detach(slot)?;
+            drop(kept);
         } else {
             drop(kept);
             network.release(slot)?;
-            kept = self.lock_kept();
         }
         // The last: until here it may have a guest.
-        if kept.egresses.get(&slot).is_some_and(Egress::restricts) {
-            network.restrict(slot, &Egress::default())?;
-        }
-        kept.egresses.remove(&slot);
+        network.restrict(slot, &Egress::default())?;
+        self.lock_kept().egresses.remove(&slot);
         Ok(())
     }
 

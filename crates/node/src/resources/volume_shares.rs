@@ -10,7 +10,7 @@ use std::time::Duration;
 use base::ByteSize;
 use host::jail::Identity;
 use node_api::volume::{Mounted, Served};
-use node_api::{VolumeMount, VolumeSource};
+use node_api::{SandboxConfig, VolumeMount, VolumeSource};
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 use vmm_api::devices::FsOwners;
@@ -18,6 +18,7 @@ use vmm_api::devices::FsOwners;
 use crate::Error;
 use crate::guest::reidentify::share_tag;
 use crate::resources::volumes::Volumes;
+use crate::sandbox::registry::Sandboxes;
 
 /// How many files the guest of a sandbox may know of at a time, in all its volumes. Each costs the VMM a descriptor and the
 /// host's kernel some 2 KiB, which count as the VMM's ([`MEMORY`]).
@@ -80,12 +81,21 @@ pub(crate) struct Directory {
 /// How long whoever serves a directory may take for anything.
 const SERVER_PATIENCE: Duration = Duration::from_secs(60);
 
-/// Finds and opens the directories; named volumes are made if they are missing.
-pub(crate) fn open_all(mounts: &[VolumeMount], volumes: &Volumes) -> Result<Vec<Opened>, Error> {
+/// Finds and opens the directories of a sandbox's volumes; named ones are made if they are missing, but for those of tenants.
+pub(crate) fn open_all(config: &SandboxConfig, volumes: &Volumes, sandboxes: &Sandboxes) -> Result<Vec<Opened>, Error> {
     let open_one = |mount: &VolumeMount| {
         let (file, found) = match &mount.source {
             VolumeSource::Directory(path) => open(Path::new(path))?,
             VolumeSource::Named(name) => open(&volumes.make_files(name)?)?,
+            VolumeSource::Tenant(name) => {
+                let Some(tenant) = config.owner.as_deref() else {
+                    return Err(Error::Invalid(format!(
+                        "the volume `{name}` is a tenant's, and the sandbox is nobody's: give it a volume by NAME:GUEST"
+                    )));
+                };
+                let files = volumes.tenants.files((tenant, name), None, sandboxes)?;
+                found(files.into_root())?
+            }
             VolumeSource::Served(served) => (connect(served)?, PathBuf::from(&served.directory)),
         };
         Ok(Opened {
@@ -98,7 +108,7 @@ pub(crate) fn open_all(mounts: &[VolumeMount], volumes: &Volumes) -> Result<Vec<
             },
         })
     };
-    mounts.iter().map(open_one).collect()
+    config.volumes.iter().map(open_one).collect()
 }
 
 /// Opens a directory by whatever path leads there, once; and tells what its own path is.
@@ -118,8 +128,13 @@ fn open(path: &Path) -> Result<(OwnedFd, PathBuf), Error> {
     if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
         return Err(refused("is no directory: share the directory that it is in"));
     }
-    let name = format!("/proc/self/fd/{}", directory.as_raw_fd());
-    let found = fs::read_link(&name).map_err(Error::file("look at", path))?;
+    found(directory)
+}
+
+/// A directory that is open, with its own path.
+fn found(directory: OwnedFd) -> Result<(OwnedFd, PathBuf), Error> {
+    let name = PathBuf::from(format!("/proc/self/fd/{}", directory.as_raw_fd()));
+    let found = fs::read_link(&name).map_err(Error::file("look at", &name))?;
     Ok((directory, found))
 }
 

@@ -11,13 +11,15 @@ use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
 use base::{Points, points};
+use host::tree;
 use node_api::volume::check_name;
 use node_api::{Volume, VolumeSource};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 use crate::Error;
+use crate::resources::tenant_volumes::TenantVolumes;
 use crate::sandbox::registry::Sandboxes;
-use crate::saved::tree;
+
 use crate::store::unfinished::{UNFINISHED, unfinished};
 
 /// Where a volume's files are, below its own directory.
@@ -118,13 +120,19 @@ fn names(volumes: &Path) -> io::Result<Vec<String>> {
 pub(crate) struct Volumes {
     directory: PathBuf,
     points: Points,
+    /// Those of tenants.
+    pub(crate) tenants: TenantVolumes,
 }
 
 impl Volumes {
-    /// Those in this directory, which is made if it is missing, and in which nothing half done stays.
-    pub(crate) fn open(directory: PathBuf, points: Points) -> Result<Self, Error> {
+    /// Those in this directory, which is made if it is missing, and in which nothing half done stays; and those of tenants in theirs.
+    pub(crate) fn open(directory: PathBuf, tenants: PathBuf, points: Points) -> Result<Self, Error> {
         clean(&directory).map_err(Error::file("clean", &directory))?;
-        Ok(Self { directory, points })
+        Ok(Self {
+            directory,
+            points,
+            tenants: TenantVolumes::open(tenants)?,
+        })
     }
 
     /// Makes a named volume if there is none.
@@ -265,7 +273,12 @@ mod tests {
     #[test]
     fn a_volume_that_a_sandbox_has_stays() {
         let directory = tempfile::tempdir().unwrap();
-        let volumes = Volumes::open(directory.path().join("volumes"), Points::default()).unwrap();
+        let volumes = Volumes::open(
+            directory.path().join("volumes"),
+            directory.path().join("tenants"),
+            Points::default(),
+        )
+        .unwrap();
         let sandboxes = Sandboxes::default();
         for name in ["free", "used"] {
             let made = volumes.make(name, &sandboxes).unwrap();

@@ -48,15 +48,24 @@ impl Sandboxes {
         all
     }
 
-    /// Those of a list that somebody may see. Of many only those are copied that are told.
-    pub(crate) fn asked_for(&self, wanted: &ListConfig, is_seen: impl Fn(&Sandbox) -> bool) -> Vec<Arc<Entry>> {
+    /// Those of a list that somebody may see, and what each is. Of many only those are copied that are told.
+    pub(crate) fn asked_for(
+        &self,
+        wanted: &ListConfig,
+        is_seen: impl Fn(&Sandbox) -> bool,
+    ) -> Vec<(Arc<Entry>, Sandbox)> {
         let is_asked_for = |entry: &Arc<Entry>| {
             let inner = entry.lock();
             let sandbox = &inner.stored.sandbox;
             (is_seen(sandbox) && wanted.has(sandbox)).then(|| (Place::of(sandbox), Arc::clone(entry)))
         };
         let found = self.entries().values().filter_map(is_asked_for).collect();
-        wanted.in_order(found)
+        let told = wanted.in_order(found).filter_map(|entry| {
+            let sandbox = entry.stored().sandbox;
+            // It may be in another state by now: the next one takes its place, as a page that is not full is the last.
+            wanted.has(&sandbox).then_some((entry, sandbox))
+        });
+        told.take(wanted.limit.unwrap_or(usize::MAX)).collect()
     }
 
     /// The one of this name, or whose id begins so.
@@ -211,5 +220,31 @@ mod tests {
         let ids: Vec<String> = sandboxes.list().into_iter().map(|sandbox| sandbox.id).collect();
         assert_eq!(ids, ["cccccccccccc", "aaaaaaaaaaaa", "bbbbbbbbbbbb"]);
         assert_eq!(sandboxes.running(), 2);
+    }
+
+    #[test]
+    fn one_that_is_told_is_in_a_state_that_was_asked_for_and_a_page_is_full() {
+        let sandboxes = Sandboxes::default();
+        for (id, created_ns) in [("aaaaaaaaaaaa", 1), ("bbbbbbbbbbbb", 2), ("cccccccccccc", 3)] {
+            let mut stored = stored(id, "");
+            (stored.sandbox.created_ns, stored.sandbox.state) = (created_ns, State::Running);
+            sandboxes.register(stored, Some(id), |_| Ok(())).unwrap();
+        }
+        let first = sandboxes.find("aaaaaaaaaaaa").unwrap();
+        // The first one ends while the others are looked at.
+        let is_seen = |sandbox: &Sandbox| {
+            if sandbox.id != first.id {
+                first.lock().stored.sandbox.state = State::Exited;
+            }
+            true
+        };
+        let wanted = ListConfig {
+            states: vec![State::Running],
+            limit: Some(2),
+            ..ListConfig::default()
+        };
+        let told = sandboxes.asked_for(&wanted, is_seen);
+        let ids: Vec<&str> = told.iter().map(|(_, sandbox)| sandbox.id.as_str()).collect();
+        assert_eq!(ids, ["bbbbbbbbbbbb", "cccccccccccc"]);
     }
 }

@@ -221,7 +221,8 @@ fn sync(path: &Path) -> Result<(), Error> {
     synced.map_err(Error::file("write", path))
 }
 
-fn make_file_system(path: &Path) -> Result<(), Error> {
+/// Makes an empty file system that fills the file at `path`.
+pub(crate) fn make_file_system(path: &Path) -> Result<(), Error> {
     let output = Command::new("mkfs.ext4")
         .args(MKFS_FLAGS)
         .arg(path)

@@ -13,4 +13,3 @@ pub(crate) mod programs;
 pub(crate) mod snapshots;
 pub(crate) mod state_file;
 pub(crate) mod templates;
-pub(crate) mod tree;

@@ -154,6 +154,13 @@ fn a_policy_outlasts_daemons_tables_and_machines() {
     is(&world, &after());
     world.restart();
     is(&world, &after());
+    // What somebody was killed with who was about to end connections is asked for again.
+    world.network.connect();
+    update(&world, &after()).unwrap();
+    is(&world, &after());
+    world.network.connect();
+    world.restart();
+    is(&world, &after());
     // What is asked for while another program's rules have taken the tables away.
     world.network.damage();
     update(&world, &before()).unwrap();
@@ -260,5 +267,27 @@ fn one_without_its_directory_is_restricted_by_the_next_daemon_too() {
     world.restart();
     assert!(ran.is_some() && world.has(ran), "it was to run on");
     assert_eq!((sends(&world, "web"), of(&world, "web")), (Some(before()), before()));
+    world.ends_empty().unwrap();
+}
+
+#[test]
+fn nothing_of_somebody_who_was_in_a_slot_before_is_left_for_the_next_one() {
+    let mut world = World::new();
+    world.run(World::config("first")).unwrap();
+    let next = world.entry("first").stored().slot + 1;
+    world.network.occupy(next);
+    world.restart();
+    assert_eq!(world.network.egresses(), ::network::Egresses::default());
+    world.network.occupy(next);
+    // As when it has ended by itself.
+    world.network.leave(next);
+    world
+        .run(SandboxConfig {
+            ports: Vec::new(),
+            ..World::config("web")
+        })
+        .unwrap();
+    assert_eq!(world.entry("web").stored().slot, next);
+    world.is_at_rest().unwrap();
     world.ends_empty().unwrap();
 }

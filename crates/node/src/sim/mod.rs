@@ -372,7 +372,8 @@ impl World {
             .map(|stored| (stored.slot, stored.sandbox.config.egress))
             .filter(|(_, egress)| egress.restricts())
             .collect();
-        same("where slots may send", &self.network.egresses(), &wanted)
+        same("where slots may send", &self.network.egresses(), &wanted)?;
+        same("where slots have no connections", &self.network.ended(), &wanted)
     }
 
     fn look_at_machines(&self, wanted: BTreeMap<String, (Option<i32>, State)>) -> Result<(), String> {

@@ -28,6 +28,8 @@ struct Kernel {
     taps: BTreeSet<u32>,
     /// Where slots may send that are restricted.
     egresses: Egresses,
+    /// To where slots' guests have no connections any more.
+    ended: Egresses,
     /// Where those might send that were attached, at that moment.
     first: Egresses,
     is_up: bool,
@@ -112,6 +114,28 @@ impl Network {
         self.lock().egresses.clone()
     }
 
+    /// To where their guests have no connections any more.
+    pub(crate) fn ended(&self) -> Egresses {
+        self.lock().ended.clone()
+    }
+
+    /// Guests have connections, as those that a daemon had to end which was killed before.
+    pub(crate) fn connect(&self) {
+        self.lock().ended.clear();
+    }
+
+    /// Somebody has a slot who is nobody's sandbox, and may send nowhere.
+    pub(crate) fn occupy(&self, slot: u32) {
+        let mut kernel = self.lock();
+        kernel.slot(slot).in_use = true;
+        kernel.egresses.insert(slot, Egress::nothing());
+    }
+
+    /// Whoever has a slot ends, and nobody looks after what it had.
+    pub(crate) fn leave(&self, slot: u32) {
+        self.lock().slot(slot).in_use = false;
+    }
+
     /// Where a slot might send when it was attached last.
     pub(crate) fn first_egress(&self, slot: u32) -> Option<Egress> {
         self.lock().first.get(&slot).cloned()
@@ -146,6 +170,9 @@ impl SetUp for Network {
         let mut kernel = self.lock();
         (kernel.is_up, kernel.is_damaged) = (true, false);
         kernel.restrict_all(egresses);
+        let told = kernel.egresses.iter().filter(|(slot, _)| egresses.contains_key(slot));
+        let told = told.map(|(slot, egress)| (*slot, egress.clone()));
+        kernel.ended = told.collect();
         Ok(Arc::new(self.clone()))
     }
 
@@ -186,13 +213,21 @@ impl OpenNetwork for Network {
     }
 
     fn restrict(&self, slot: u32, egress: &Egress) -> Result<(), Error> {
+        if !egress.restricts() && !self.lock().egresses.contains_key(&slot) {
+            return Ok(());
+        }
         self.call("restrict")?;
         let mut kernel = self.lock();
-        match (kernel.is_damaged, egress.restricts()) {
-            (true, _) => return Err(host("restrict", io::Error::other("there is no such table"))),
-            (_, true) => kernel.egresses.insert(slot, egress.clone()),
-            (_, false) => kernel.egresses.remove(&slot),
-        };
+        let kernel = &mut *kernel;
+        if kernel.is_damaged {
+            return Err(host("restrict", io::Error::other("there is no such table")));
+        }
+        for all in [&mut kernel.egresses, &mut kernel.ended] {
+            match egress.restricts() {
+                true => all.insert(slot, egress.clone()),
+                false => all.remove(&slot),
+            };
+        }
         Ok(())
     }
 

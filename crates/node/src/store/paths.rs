@@ -11,6 +11,7 @@
 //!  images/          the image store
 //!  disks/           an empty file system of each size, copied for each sandbox
 //!  volumes/NAME/    _data: a named volume's files
+//!  tenant-volumes/t-TENANT/NAME/    disk, mount: a tenant's volume
 //!  snapshots/NAME/  record.json, state, memory, disk, accelerator: a snapshot
 //!  templates/ID/    record.json, state, memory, disk: a template
 //!  sandboxes/ID/    record.json, disk, log, console.log, vmm.log, accelerator.log: as long as the sandbox is known
@@ -21,6 +22,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::Error;
+
+/// The directory of tenants' volumes.
+pub(crate) const TENANT_VOLUMES: &str = "tenant-volumes";
 
 /// The paths below a state directory.
 #[derive(Clone, Debug)]
@@ -70,6 +74,10 @@ impl Paths {
 
     pub(crate) fn volumes(&self) -> PathBuf {
         self.0.join("volumes")
+    }
+
+    pub(crate) fn tenant_volumes(&self) -> PathBuf {
+        self.0.join(TENANT_VOLUMES)
     }
 
     pub(crate) fn snapshots(&self) -> PathBuf {

@@ -15,7 +15,7 @@ use std::path::Path;
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, openat, statat};
 use rustix::io::Errno;
 
-use super::paths::Paths;
+use super::paths::{Paths, TENANT_VOLUMES};
 
 /// The bits that other users have of a mode.
 const OTHERS: u32 = 0o077;
@@ -27,7 +27,7 @@ const REACHED_BY_GROUP: u32 = 0o710;
 const VOLUMES: &str = "volumes";
 
 /// What is ours in the state directory, but for the socket, whose mode says who may ask. A database has files beside it.
-const NAMES: [&str; 13] = [
+const NAMES: [&str; 14] = [
     "lock",
     "reserve",
     node_api::recovery::QUARANTINE,
@@ -37,6 +37,7 @@ const NAMES: [&str; 13] = [
     "images",
     "disks",
     VOLUMES,
+    TENANT_VOLUMES,
     "snapshots",
     "templates",
     "sandboxes",
@@ -76,10 +77,11 @@ pub(crate) fn close(paths: &Paths, group: Option<u32>) -> io::Result<Closed> {
     let directory = openat(CWD, state, flags, Mode::empty())?;
     for name in names(directory.as_fd())? {
         if is_ours(&name) {
-            let inside = if name.to_bytes() == VOLUMES.as_bytes() {
-                1
-            } else {
-                DEPTH
+            let inside = match name.to_bytes() {
+                name if name == VOLUMES.as_bytes() => 1,
+                // What is below is behind this, and file systems of guests are mounted there.
+                name if name == TENANT_VOLUMES.as_bytes() => 0,
+                _ => DEPTH,
             };
             close_entry(directory.as_fd(), &name, inside, &mut closed);
         }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use agent_api::Connection;
 use host::jail::Timing;
+use node_api::tenant_volume::TenantVolumeRequest;
 use node_api::{DeviceRequest, Request};
 use observe::Span;
 use observe::span::{self, now_ns};
@@ -74,6 +75,8 @@ pub(crate) fn name(request: &Request) -> Option<&'static str> {
         Request::RemoveVolume { .. } => "remove a volume",
         Request::Quarantine { delete: true } => "delete the quarantine",
         Request::PruneVolumes => "prune volumes",
+        Request::TenantVolume(TenantVolumeRequest::Make { .. }) => "make a tenant's volume",
+        Request::TenantVolume(TenantVolumeRequest::Remove { .. }) => "remove a tenant's volume",
         Request::MakeSnapshot(_) => "take a snapshot",
         Request::RemoveSnapshot { .. } => "remove a snapshot",
         Request::BuildTemplate(_) => "begin a template",
@@ -101,6 +104,7 @@ pub(crate) fn name(request: &Request) -> Option<&'static str> {
         | Request::ListCpus
         | Request::Devices(DeviceRequest::List)
         | Request::ListVolumes
+        | Request::TenantVolume(_)
         | Request::InspectVolume { .. }
         | Request::ListSnapshots
         | Request::InspectSnapshot { .. }

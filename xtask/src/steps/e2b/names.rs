@@ -68,7 +68,11 @@ impl Told {
         std::fs::write(&resolver, format!("nameserver {ADDRESS}\n"))?;
         let state = directory.join("names");
         let server = format!("{ADDRESS}:53");
-        let mut names = Command::new(context.release().join("basalt-gateway"));
+        // It ends with this process, however that does, and leaves the port to the next run. setpriv(1) changes nothing else.
+        let mut names = Command::new("setpriv");
+        names
+            .args(["--pdeathsig", "KILL", "--"])
+            .arg(context.release().join("basalt-gateway"));
         names.args(["--listen", "127.0.0.1:0", "--domain", &gateway.domain, "--tls", "off"]);
         names
             .args(["--dns", &server, "--state"])
@@ -104,7 +108,9 @@ impl Told {
         ] {
             command.env(name, std::ffi::OsStr::from_bytes(value));
         }
-        command.env_remove("E2B_API_URL").env_remove("E2B_SANDBOX_URL");
+        for name in ["E2B_API_URL", "E2B_SANDBOX_URL", "E2B_VOLUME_API_URL"] {
+            command.env_remove(name);
+        }
         command
     }
 }

@@ -2,6 +2,7 @@
 //! For tests and development alone. Knows nothing of the gateway.
 
 mod agent;
+mod volumes;
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -41,6 +42,7 @@ pub(crate) struct FakeNode {
 struct Kept {
     sandboxes: BTreeMap<String, Sandbox>,
     snapshots: BTreeMap<String, Snapshot>,
+    volumes: volumes::Volumes,
     made: u64,
     /// For whom it is being asked.
     tenant: Option<String>,
@@ -65,6 +67,10 @@ fn refusal(kind: ErrorKind, message: &str) -> ApiError {
         message: message.to_owned(),
         exit_code: 125,
     }
+}
+
+fn valid(checked: Result<(), node_api::ConfigError>) -> Result<(), ApiError> {
+    checked.map_err(|error| refusal(ErrorKind::Invalid, &error.to_string()))
 }
 
 fn missing(what: &str) -> ApiError {
@@ -311,6 +317,11 @@ impl Kept {
                 self.snapshots.remove(&name);
                 Ok(Reply::Done)
             }
+            Request::TenantVolume(asked) => {
+                let tenant = self.tenant.clone();
+                self.volumes
+                    .reply(tenant.as_deref(), asked, &self.sandboxes, (items, fds))
+            }
             other => Err(refusal(ErrorKind::Invalid, &format!("not here: {other:?}"))),
         }
     }
@@ -375,7 +386,7 @@ impl Kept {
     }
 
     fn run(&mut self, mut config: SandboxConfig) -> Result<Reply, ApiError> {
-        config.validate().unwrap();
+        valid(config.validate())?;
         if config.template.is_none() && !IMAGES.contains(&config.image.as_str()) {
             return Err(missing("image"));
         }
@@ -388,7 +399,7 @@ impl Kept {
     }
 
     fn clone_of(&mut self, asked: CloneConfig) -> Result<Reply, ApiError> {
-        asked.validate().unwrap();
+        valid(asked.validate())?;
         let mut config = self.snapshot_named(&asked.snapshot)?.config.clone();
         if asked.only_labels {
             config.labels.clear();
@@ -399,6 +410,8 @@ impl Kept {
         config.process.user = asked.user.or(config.process.user);
         config.time_limit = asked.time_limit.or(config.time_limit);
         config.egress = asked.egress.unwrap_or(config.egress);
+        config.volumes.extend(asked.volumes);
+        valid(config.validate())?;
         (config.remove, config.name) = (asked.remove, asked.name);
         Ok(self.add(config, None, Some(asked.snapshot)))
     }

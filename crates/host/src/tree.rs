@@ -5,6 +5,7 @@ use std::ffi::{CStr, CString};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, RenameFlags, openat, renameat_with, unlinkat};
 use rustix::io::Errno;
@@ -19,7 +20,19 @@ const MAX_NEXT: usize = 1024;
 ///
 /// # Errors
 /// There is nothing, or it cannot be removed; what was removed until then is gone.
-pub(crate) fn remove(path: &Path) -> io::Result<()> {
+pub fn remove(path: &Path) -> io::Result<()> {
+    remove_until(path, None)
+}
+
+/// The same of a tree that somebody may change meanwhile, who could go on with that for ever.
+///
+/// # Errors
+/// The same; `TimedOut` where it is not done within that time.
+pub fn remove_within(path: &Path, limit: Duration) -> io::Result<()> {
+    remove_until(path, Instant::now().checked_add(limit))
+}
+
+fn remove_until(path: &Path, end: Option<Instant>) -> io::Result<()> {
     let top = match directory(CWD, path) {
         Err(Errno::NOTDIR | Errno::LOOP) => return Ok(unlinkat(CWD, path, AtFlags::empty())?),
         top => top?,
@@ -30,6 +43,7 @@ pub(crate) fn remove(path: &Path) -> io::Result<()> {
         progress: false,
         failed: None,
         top,
+        end,
     };
     removal.run()?;
     Ok(unlinkat(CWD, path, AtFlags::REMOVEDIR)?)
@@ -71,6 +85,8 @@ struct Removal {
     progress: bool,
     /// Why the first thing that stayed where it was did.
     failed: Option<Errno>,
+    /// When it is given up.
+    end: Option<Instant>,
 }
 
 impl Removal {
@@ -87,8 +103,10 @@ impl Removal {
                 empty = false;
                 self.take_away(entry.file_name());
                 while let Some(name) = self.next.pop() {
+                    self.has_time()?;
                     self.take_away(&name);
                 }
+                self.has_time()?;
             }
             if empty {
                 return Ok(());
@@ -97,6 +115,13 @@ impl Removal {
             if !self.progress {
                 return Err(self.failed.unwrap_or(Errno::NOTEMPTY));
             }
+        }
+    }
+
+    fn has_time(&self) -> Result<(), Errno> {
+        match self.end.is_some_and(|end| Instant::now() >= end) {
+            true => Err(Errno::TIMEDOUT),
+            false => Ok(()),
         }
     }
 
@@ -125,6 +150,7 @@ impl Removal {
         let level = directory(self.top.as_fd(), name)?;
         for entry in Dir::read_from(&level)? {
             let entry = entry?;
+            self.has_time()?;
             if is_link_of_tree(entry.file_name()) {
                 continue;
             }
@@ -226,6 +252,17 @@ mod tests {
         remove(&tree).unwrap();
         assert!(outside.join("kept").exists());
         assert_eq!(remove(&tree).unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn a_removal_ends_when_its_time_is_over() {
+        let directory = tempfile::tempdir().unwrap();
+        let tree = directory.path().join("tree");
+        fs::create_dir_all(tree.join("below/deep")).unwrap();
+        let error = remove_within(&tree, Duration::ZERO).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        remove_within(&tree, Duration::from_secs(60)).unwrap();
+        assert!(!tree.exists());
     }
 
     #[test]

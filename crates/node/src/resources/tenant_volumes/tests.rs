@@ -1,0 +1,222 @@
+//! How volumes of tenants come, are mounted, and go. What guests do in them is for the lab.
+
+use std::io::Write;
+
+use super::*;
+use crate::testing::stored;
+
+const SIZE: ByteSize = ByteSize::mib(16);
+
+/// Unmounts whatever a test has mounted, also if it fails.
+struct Bed {
+    directory: tempfile::TempDir,
+    sandboxes: Sandboxes,
+}
+
+impl Bed {
+    fn new() -> Self {
+        Self {
+            directory: tempfile::tempdir().unwrap(),
+            sandboxes: Sandboxes::default(),
+        }
+    }
+
+    fn open(&self) -> TenantVolumes {
+        TenantVolumes::open(self.directory.path().join("volumes")).unwrap()
+    }
+
+    fn at(&self, path: &str) -> PathBuf {
+        self.directory.path().join("volumes").join(path)
+    }
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        self.open().take_away(&Sandboxes::default());
+    }
+}
+
+/// Only root mounts, where the kernel has loop devices.
+fn can_mount() -> bool {
+    rustix::process::geteuid().is_root() && Path::new("/dev/loop-control").exists()
+}
+
+fn kind_of<T: std::fmt::Debug>(result: Result<T, Error>) -> ErrorKind {
+    result.unwrap_err().for_api().kind
+}
+
+fn write(volumes: &TenantVolumes, sandboxes: &Sandboxes, path: &str, text: &[u8]) -> io::Result<()> {
+    let (path, attributes) = (path.to_owned(), node_api::tenant_volume::FileAttributes::default());
+    let request = FileRequest::Write {
+        path,
+        attributes,
+        force: true,
+    };
+    match volumes.carry_out(("acme", "data"), None, &request, sandboxes).unwrap() {
+        Done::File(_, Some(fd)) => {
+            let mut file = File::from(fd);
+            file.write_all(text).and_then(|()| file.sync_all())
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+fn names(volumes: &TenantVolumes, sandboxes: &Sandboxes) -> Vec<String> {
+    let request = FileRequest::List {
+        path: "/".into(),
+        depth: 1,
+    };
+    match volumes.carry_out(("acme", "data"), None, &request, sandboxes).unwrap() {
+        Done::List(entries) => entries.into_iter().map(|entry| entry.name).collect(),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_tenant_has_so_many_volumes_and_nobody_elses() {
+    let bed = Bed::new();
+    let volumes = bed.open();
+    let made = volumes.make("acme", "data", SIZE, 2).unwrap();
+    assert_eq!((made.name.as_str(), made.size), ("data", SIZE));
+    assert_eq!(kind_of(volumes.make("acme", "data", SIZE, 2)), ErrorKind::Conflict);
+    // What a tenant may be called leads nowhere.
+    volumes.make("..", "data", SIZE, 1).unwrap();
+    assert!(bed.at("t-../data/disk").is_file());
+    volumes.make("acme", "more", SIZE, 2).unwrap();
+    let full = volumes.make("acme", "third", SIZE, 2).unwrap_err();
+    assert!(full.to_string().contains("2 volumes"), "{full}");
+    for name in ["", "..", "a/b", ".hidden", "-x"] {
+        assert_eq!(
+            kind_of(volumes.make("acme", name, SIZE, 9)),
+            ErrorKind::Invalid,
+            "{name}"
+        );
+    }
+    for size in [ByteSize::mib(15), ByteSize(u64::MAX)] {
+        assert_eq!(kind_of(volumes.make("acme", "third", size, 9)), ErrorKind::Invalid);
+    }
+    let list = volumes.list("acme", &bed.sandboxes).unwrap();
+    assert_eq!(
+        list.iter().map(|one| one.name.as_str()).collect::<Vec<_>>(),
+        ["data", "more"]
+    );
+    assert!(volumes.list("else", &bed.sandboxes).unwrap().is_empty());
+    assert_eq!(
+        kind_of(volumes.find("else", "data", &bed.sandboxes)),
+        ErrorKind::NotFound
+    );
+    assert_eq!(
+        kind_of(volumes.remove("else", "data", &bed.sandboxes)),
+        ErrorKind::NotFound
+    );
+    assert_eq!(volumes.find("acme", "data", &bed.sandboxes).unwrap(), made);
+}
+
+#[test]
+fn one_that_a_sandbox_has_stays() {
+    let bed = Bed::new();
+    let volumes = bed.open();
+    volumes.make("acme", "data", SIZE, 9).unwrap();
+    let mut its = stored("aaaaaaaaaaaa", "");
+    its.sandbox.config.owner = Some("acme".into());
+    its.sandbox.config.volumes = vec![node_api::VolumeMount {
+        source: VolumeSource::Tenant("data".into()),
+        target: "/data".into(),
+        read_only: false,
+    }];
+    let entry = bed.sandboxes.register(its, Some("web"), |_| Ok(())).unwrap();
+    let found = volumes.find("acme", "data", &bed.sandboxes).unwrap();
+    assert_eq!(found.used_by, ["aaaaaaaaaaaa"]);
+    let refused = volumes.remove("acme", "data", &bed.sandboxes).unwrap_err();
+    assert!(refused.to_string().contains("aaaaaaaaaaaa"), "{refused}");
+    // Another tenant's of the same name is another one.
+    volumes.make("else", "data", SIZE, 9).unwrap();
+    volumes.remove("else", "data", &bed.sandboxes).unwrap();
+    bed.sandboxes.remove(&entry);
+    volumes.remove("acme", "data", &bed.sandboxes).unwrap();
+    assert_eq!(
+        kind_of(volumes.find("acme", "data", &bed.sandboxes)),
+        ErrorKind::NotFound
+    );
+    let left: Vec<_> = fs::read_dir(bed.at(""))
+        .unwrap()
+        .map(|one| one.unwrap().file_name())
+        .collect();
+    assert_eq!(left.len(), 2, "{left:?}");
+}
+
+#[test]
+fn what_a_crash_has_left_goes_and_what_is_not_ours_stays() {
+    let bed = Bed::new();
+    bed.open().make("acme", "data", SIZE, 9).unwrap();
+    fs::rename(bed.at("t-acme/data"), bed.at(".0123")).unwrap();
+    fs::create_dir_all(bed.at(".begun")).unwrap();
+    fs::create_dir_all(bed.at(".strange/mount/thing")).unwrap();
+    bed.open();
+    assert!(!bed.at(".0123").exists() && !bed.at(".begun").exists());
+    assert!(bed.at(".strange/mount/thing").exists());
+}
+
+#[test]
+fn a_volume_has_its_own_size_and_is_mounted_when_it_is_needed() {
+    if !can_mount() {
+        return;
+    }
+    let bed = Bed::new();
+    let volumes = bed.open();
+    let made = volumes.make("acme", "data", SIZE, 9).unwrap();
+    assert!(!is_mounted(&bed.at("t-acme/data")).unwrap());
+    write(&volumes, &bed.sandboxes, "/a", b"one").unwrap();
+    assert!(is_mounted(&bed.at("t-acme/data")).unwrap());
+    assert_eq!(names(&volumes, &bed.sandboxes), ["a"]);
+    let full = write(&volumes, &bed.sandboxes, "/big", &vec![1; 17 << 20]).unwrap_err();
+    assert_eq!(full.kind(), io::ErrorKind::StorageFull);
+    // A later daemon finds it as it is, mounted or not, and so does whoever asks for the one that was made then.
+    let again = bed.open();
+    assert_eq!(names(&again, &bed.sandboxes), ["a", "big"]);
+    volumes.take_away(&bed.sandboxes);
+    assert!(!is_mounted(&bed.at("t-acme/data")).unwrap());
+    assert_eq!(names(&again, &bed.sandboxes), ["a", "big"]);
+    let stat = FileRequest::Stat { path: "/a".into() };
+    let asked = |created| again.carry_out(("acme", "data"), Some(created), &stat, &bed.sandboxes);
+    asked(made.created_ns).unwrap();
+    assert_eq!(kind_of(asked(made.created_ns + 1)), ErrorKind::NotFound);
+    // While it is mounted, with a file of it open.
+    let open = File::open(bed.at("t-acme/data/mount/root/a")).unwrap();
+    again.remove("acme", "data", &bed.sandboxes).unwrap();
+    assert_eq!(io::read_to_string(open).unwrap(), "one");
+    assert_eq!(fs::read_dir(bed.at("")).unwrap().count(), 1);
+    assert_eq!(kind_of(asked(made.created_ns)), ErrorKind::NotFound);
+}
+
+#[test]
+fn idle_ones_do_not_stay_mounted_for_ever() {
+    if !can_mount() {
+        return;
+    }
+    let bed = Bed::new();
+    let volumes = bed.open();
+    for number in 0..IDLE + 3 {
+        let name = format!("v{number}");
+        volumes.make("acme", &name, SIZE, 99).unwrap();
+        volumes.files(("acme", &name), None, &bed.sandboxes).unwrap();
+    }
+    assert_eq!(volumes.mounted().unwrap().len(), IDLE + 1);
+    volumes.take_away(&bed.sandboxes);
+    assert!(volumes.mounted().unwrap().is_empty());
+}
+
+#[test]
+fn a_damaged_one_is_told_and_stays() {
+    if !can_mount() {
+        return;
+    }
+    let bed = Bed::new();
+    let volumes = bed.open();
+    volumes.make("acme", "data", SIZE, 9).unwrap();
+    fs::write(bed.at("t-acme/data/disk"), vec![0; 1 << 20]).unwrap();
+    let error = volumes.files(("acme", "data"), None, &bed.sandboxes).unwrap_err();
+    assert!(error.to_string().contains("cannot be mounted"), "{error}");
+    assert!(error.to_string().contains("e2fsck"), "{error}");
+    assert!(bed.at("t-acme/data/disk").exists());
+}
