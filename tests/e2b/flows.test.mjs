@@ -30,13 +30,18 @@ async function withSandbox(options, use) {
 describe('a sandbox', () => {
   test('lives and ends', async () => {
     const sandbox = await Sandbox.create('base', { timeoutMs: 120_000, metadata: { who: 'js' }, envs: { A: 'b' } })
-    assert.equal(await sandbox.isRunning(), true)
-    const info = await sandbox.getInfo()
-    assert.deepEqual([info.sandboxId, info.metadata, info.state], [sandbox.sandboxId, { who: 'js' }, 'running'])
-    assert.equal((await sandbox.commands.run('echo $A')).stdout, 'b\n')
-    await sandbox.setTimeout(300_000)
-    assert((await sandbox.getInfo()).endAt > info.endAt)
-    assert.equal(await sandbox.kill(), true)
+    let killed
+    try {
+      assert.equal(await sandbox.isRunning(), true)
+      const info = await sandbox.getInfo()
+      assert.deepEqual([info.sandboxId, info.metadata, info.state], [sandbox.sandboxId, { who: 'js' }, 'running'])
+      assert.equal((await sandbox.commands.run('echo $A')).stdout, 'b\n')
+      await sandbox.setTimeout(300_000)
+      assert((await sandbox.getInfo()).endAt > info.endAt)
+    } finally {
+      killed = await sandbox.kill()
+    }
+    assert.equal(killed, true)
     assert.equal(await sandbox.isRunning(), false)
     assert.equal(await Sandbox.kill(sandbox.sandboxId), false)
   })

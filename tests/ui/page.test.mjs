@@ -4,7 +4,7 @@
 
 import assert from 'node:assert/strict'
 import { spawn } from 'node:child_process'
-import { mkdtempSync, rmSync } from 'node:fs'
+import { existsSync, mkdtempSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { createInterface } from 'node:readline'
@@ -175,6 +175,16 @@ check('a wrong key is refused with what to do, and a right one is kept for this 
   assert.deepEqual(await browser.cookies(), [])
 })
 
+check('the SDKs are told the domain at api.DOMAIN, and the address everywhere else', async () => {
+  const told = (address) =>
+    page.evaluate(async (text) => (await import('/ui/js/format.js')).variables(new URL(text)).join('; '), address)
+  assert.equal(await told('https://api.sb.example:8443/ui/'), 'export E2B_DOMAIN=sb.example:8443')
+  const names = ['E2B_API_URL', 'E2B_SANDBOX_URL', 'E2B_VOLUME_API_URL']
+  for (const address of ['http://127.0.0.1:3000', 'https://gateway.example', 'http://api.sb.example']) {
+    assert.equal(await told(`${address}/ui/`), names.map((name) => `export ${name}=${address}`).join('; '))
+  }
+})
+
 check('sandboxes appear by themselves, with what they use, and are paused, resumed, found and killed', async () => {
   const id = await server.make({ team: 'search' })
   const other = await server.make({ [HOSTILE]: HOSTILE })
@@ -334,6 +344,26 @@ check('a shell runs on behind other tabs and when the page is loaded anew, until
     shell,
   )
   shell = await text('.status')
+})
+
+check('a new shell ends the one before', async () => {
+  await page.focus('.xterm textarea')
+  // It ignores what a terminal's end tells it.
+  await type("trap '' HUP TERM; echo pid=$$.")
+  await until('its number', () => /pid=\d+\./.test(document.querySelector('.xterm-rows').textContent))
+  const pid = Number(/pid=(\d+)\./.exec(await screen())[1])
+  process.kill(pid, 0)
+  await click('button', 'New shell')
+  await until(
+    'another shell',
+    (old) => document.querySelector('.status.good') && document.querySelector('.status').textContent !== old,
+    shell,
+  )
+  shell = await text('.status')
+  for (let waits = 0; existsSync(`/proc/${pid}`); waits += 50) {
+    assert.ok(waits < SOON, `the shell ${pid} runs on`)
+    await new Promise((resolve) => setTimeout(resolve, 50))
+  }
 })
 
 check('a gateway that goes away is told of, and found again with the shell', async () => {

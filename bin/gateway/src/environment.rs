@@ -5,10 +5,11 @@
 //! requests those of `REQUESTS_CA_BUNDLE`, curl those of `CURL_CA_BUNDLE` before the first; Node adds those of `NODE_EXTRA_CA_CERTS` to its own.
 
 use std::net::{TcpStream, ToSocketAddrs};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::Result;
-use gateway::{BUNDLE, CERTIFICATE};
+use anyhow::{Context, Result};
+use gateway::{CERTIFICATE, Domain, Trusted};
 
 use crate::serving::Serving;
 
@@ -18,8 +19,51 @@ const SOON: Duration = Duration::from_secs(2);
 /// Variables by name; those without a value are not to be set.
 pub(crate) type Variables = Vec<(&'static str, Option<String>)>;
 
-/// The variables of a gateway for who has this key.
-pub(crate) fn variables(serving: &Serving, key: &str) -> Variables {
+/// Where root puts what programs of all users are to trust.
+const OF_ROOT: &str = "/var/cache/basalt-env";
+
+/// Writes what programs are to trust into the caller's own directory, or that which is named; where that is, and what is to be said of it.
+pub(crate) fn trust(certificate: &str, domain: &Domain, named: Option<&Path>) -> Result<(PathBuf, Vec<String>)> {
+    let trusted = Trusted::check(certificate, domain)?;
+    let directory = match named {
+        Some(named) => named.to_owned(),
+        None => own_directory()?.join(domain.name()),
+    };
+    let written = trusted.write(&directory)?;
+    let mut said = Vec::new();
+    if written.is_new {
+        said.push(format!(
+            "programs with these variables trust the authority {} for {} and all names below it, from now on",
+            trusted.fingerprint(),
+            domain.name()
+        ));
+    }
+    if !written.has_system {
+        said.push(format!(
+            "no certificates were found that this machine trusts, so {} has this gateway's alone, and programs with these variables take no \
+             other site's: install ca-certificates, and say it again",
+            directory.join(Trusted::BUNDLE).display()
+        ));
+    }
+    Ok((directory, said))
+}
+
+/// Root's is of use to all users' programs, as root may do this for them.
+fn own_directory() -> Result<PathBuf> {
+    if rustix::process::geteuid().is_root() {
+        return Ok(OF_ROOT.into());
+    }
+    let given = |name: &str| {
+        let path = PathBuf::from(std::env::var_os(name)?);
+        path.is_absolute().then_some(path)
+    };
+    let cache = given("XDG_CACHE_HOME").or_else(|| Some(given("HOME")?.join(".cache")));
+    let cache = cache.context("HOME is not set: say by --ca-dir where certificates are put for programs")?;
+    Ok(cache.join("basalt-env"))
+}
+
+/// The variables of a gateway for who has this key, and trusts what is in this directory.
+pub(crate) fn variables(serving: &Serving, key: &str, trusted: Option<&Path>) -> Variables {
     let mut all = vec![("E2B_API_KEY", Some(key.to_owned())), ("E2B_DEBUG", None)];
     let Some(domain) = &serving.domain else {
         let url = format!("http://{}", serving.plain);
@@ -32,18 +76,18 @@ pub(crate) fn variables(serving: &Serving, key: &str) -> Variables {
         return all;
     };
     all.extend([
-        ("E2B_DOMAIN", Some(domain.clone())),
+        ("E2B_DOMAIN", Some(domain.to_string())),
         // These would count before the domain.
         ("E2B_API_URL", None),
         ("E2B_SANDBOX_URL", None),
         ("E2B_VOLUME_API_URL", None),
     ]);
-    if let Some(directory) = &serving.ca {
+    if let Some(directory) = trusted {
         let file = |name: &str| Some(directory.join(name).to_string_lossy().into_owned());
         all.extend([
-            ("SSL_CERT_FILE", file(BUNDLE)),
-            ("REQUESTS_CA_BUNDLE", file(BUNDLE)),
-            ("CURL_CA_BUNDLE", file(BUNDLE)),
+            ("SSL_CERT_FILE", file(Trusted::BUNDLE)),
+            ("REQUESTS_CA_BUNDLE", file(Trusted::BUNDLE)),
+            ("CURL_CA_BUNDLE", file(Trusted::BUNDLE)),
             ("NODE_EXTRA_CA_CERTS", file(CERTIFICATE)),
         ]);
     }
@@ -78,8 +122,8 @@ pub(crate) fn warnings(serving: &Serving) -> Vec<String> {
     let Some(domain) = &serving.domain else {
         return all;
     };
-    let (name, port) = domain.split_once(':').unwrap_or((domain, "443"));
-    let host = format!("api.{name}:{port}");
+    let name = domain.name();
+    let host = format!("api.{name}:{}", domain.port());
     if let Err(error) = host.to_socket_addrs() {
         let how = match serving.dns {
             Some(address) => format!("have it ask {address} for them"),
@@ -89,14 +133,6 @@ pub(crate) fn warnings(serving: &Serving) -> Vec<String> {
             "this machine does not know names below {name} ({error}): {how}, as docs/gateway.md says"
         ));
     }
-    if let Some(path) = serving.ca.as_ref().map(|directory| directory.join(BUNDLE))
-        && let Err(error) = std::fs::File::open(&path)
-    {
-        all.push(format!(
-            "{} cannot be read ({error}): give the gateway --ca-dir with a directory that programs can read",
-            path.display()
-        ));
-    }
     all
 }
 
@@ -104,11 +140,11 @@ pub(crate) fn warnings(serving: &Serving) -> Vec<String> {
 mod tests {
     use super::*;
 
-    fn serving(domain: Option<&str>, ca: Option<&str>) -> Serving {
+    fn serving(domain: Option<&str>) -> Serving {
         Serving {
             plain: "127.0.0.1:3000".parse().unwrap(),
-            domain: domain.map(str::to_owned),
-            ca: ca.map(Into::into),
+            domain: domain.map(|text| text.parse().unwrap()),
+            ca: None,
             dns: None,
         }
     }
@@ -120,7 +156,7 @@ mod tests {
 
     #[test]
     fn a_domain_is_all_that_a_program_is_told() {
-        let all = variables(&serving(Some("sb.localhost:3443"), Some("/a b")), "e2b_00");
+        let all = variables(&serving(Some("sb.localhost:3443")), "e2b_00", Some("/a b".as_ref()));
         let is = |name, text: &str| assert_eq!(value(&all, name), Some(Some(text.to_owned())), "{name}");
         is("E2B_DOMAIN", "sb.localhost:3443");
         is("E2B_API_KEY", "e2b_00");
@@ -131,13 +167,13 @@ mod tests {
         for name in ["E2B_API_URL", "E2B_SANDBOX_URL", "E2B_VOLUME_API_URL", "E2B_DEBUG"] {
             assert_eq!(value(&all, name), Some(None), "{name}");
         }
-        let given = variables(&serving(Some("sb.example"), None), "e2b_00");
+        let given = variables(&serving(Some("sb.example")), "e2b_00", None);
         assert_eq!(value(&given, "SSL_CERT_FILE"), None);
     }
 
     #[test]
     fn without_a_domain_there_are_addresses() {
-        let all = variables(&serving(None, None), "e2b_00");
+        let all = variables(&serving(None), "e2b_00", None);
         let url = Some(Some("http://127.0.0.1:3000".to_owned()));
         assert_eq!(
             (value(&all, "E2B_API_URL"), value(&all, "E2B_SANDBOX_URL")),
@@ -166,19 +202,42 @@ mod tests {
             .unwrap();
         let serving = Serving {
             plain: gone,
-            domain: Some("sb.invalid".into()),
-            ca: Some("/nowhere".into()),
+            domain: Some("sb.invalid".parse().unwrap()),
+            ca: None,
             dns: Some("127.0.0.55:53".parse().unwrap()),
         };
         let said = warnings(&serving);
-        assert_eq!(said.len(), 3, "{said:?}");
-        assert!(
-            said[0].contains(&gone.to_string()) && said[2].contains("/nowhere/ca-bundle.pem"),
-            "{said:?}"
-        );
+        assert_eq!(said.len(), 2, "{said:?}");
+        assert!(said[0].contains(&gone.to_string()), "{said:?}");
         assert!(
             said[1].contains("sb.invalid") && said[1].contains("127.0.0.55:53"),
             "{said:?}"
         );
+    }
+
+    /// A gateway that was taken over has written what is read here.
+    #[test]
+    fn what_could_vouch_for_other_sites_is_not_written() {
+        let directory = tempfile::tempdir().unwrap();
+        let state = directory.path().join("state");
+        let source = |state: &Path| gateway::CertificateSource::Own {
+            state: state.to_owned(),
+            public: state.join("public"),
+        };
+        let domain: Domain = "sb.example".parse().unwrap();
+        std::fs::create_dir(&state).unwrap();
+        gateway::Tls::open(&source(&state), &domain).unwrap();
+        let good = gateway::certificate_of(&state, &domain).unwrap().unwrap();
+        let to = directory.path().join("user's");
+        assert!(trust(&good, &"api.example".parse().unwrap(), Some(&to)).is_err() && !to.exists());
+        let (found, said) = trust(&good, &domain, Some(&to)).unwrap();
+        assert!(said[0].contains("sb.example") && found == to, "{said:?}");
+        assert!(
+            std::fs::read_to_string(to.join(Trusted::BUNDLE))
+                .unwrap()
+                .ends_with(&good)
+        );
+        let (_, said) = trust(&good, &domain, Some(&to)).unwrap();
+        assert!(said.iter().all(|line| !line.contains("from now on")), "{said:?}");
     }
 }

@@ -5,6 +5,7 @@ mod environment;
 mod manage;
 mod options;
 mod serving;
+mod state;
 
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -13,22 +14,27 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use control::{ControlStore, Sqlite};
-use gateway::{BuildsConfig, CertificateSource, Dns, Facade, Gateway, Listeners, Parts, SocketNode, Tls, Tokens, Zone};
+use gateway::{
+    BuildsConfig, CertificateSource, Dns, Domain, Facade, Gateway, Listeners, Parts, SocketNode, Tls, Tokens, Zone,
+};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 use crate::options::{Certificate, Command, Environment, Names, Serve, TlsOptions};
 use crate::serving::Serving;
+use crate::state::Before;
 
 /// How long threads may take that wait for the node when all connections are gone.
 const LAST_WORK: Duration = Duration::from_secs(5);
 
 /// Serves until it is told to end.
 async fn serve(options: Serve) -> Result<()> {
+    state::refuse_others(&options.state)?;
     let store: Arc<dyn ControlStore> = Arc::new(Sqlite::open(&options.state)?);
+    let lock = state::lock(&options.state)?;
     let gateway = Gateway::new(Parts {
         node: Arc::new(SocketNode::new(&options.node_socket)),
         store,
@@ -58,6 +64,12 @@ async fn serve(options: Serve) -> Result<()> {
     serving.write(&options.state)?;
     let tls = listeners.tls.as_ref().map(|(_, tls)| Arc::clone(tls));
     watch_signals(stop, tls)?;
+    let mut ends = stopped.clone();
+    tokio::spawn(async move {
+        // The next one may begin when this one takes nobody any more.
+        drop(ends.wait_for(|stop| *stop).await);
+        drop(lock);
+    });
     gateway::serve(gateway, listeners, stopped)
         .await
         .context("the listener failed")
@@ -77,8 +89,8 @@ async fn serve_names(
         let (listener, tls) = listen_by_tls(options, state, domain).await?;
         reached = listener.local_addr()?;
         log::info!("serving at https://api.{domain}, by {reached}");
-        let port = domain.split_once(':').map_or("443", |(_, port)| port);
-        if port.parse() != Ok(reached.port()) {
+        let port = domain.port();
+        if port != reached.port() {
             log::warn!("clients ask for names of {domain} at port {port}, which has to lead to {reached}");
         }
         if let Certificate::Own { public } = &options.certificate {
@@ -98,7 +110,7 @@ async fn serve_names(
     Ok(())
 }
 
-async fn listen_by_tls(options: &TlsOptions, state: &Path, domain: &str) -> Result<(TcpListener, Arc<Tls>)> {
+async fn listen_by_tls(options: &TlsOptions, state: &Path, domain: &Domain) -> Result<(TcpListener, Arc<Tls>)> {
     let source = match &options.certificate {
         Certificate::Own { public } => CertificateSource::Own {
             state: state.to_owned(),
@@ -109,14 +121,14 @@ async fn listen_by_tls(options: &TlsOptions, state: &Path, domain: &str) -> Resu
             key: key.clone(),
         },
     };
-    let tls = Tls::open(&source, domain)?;
+    // First of all: who cannot serve changes no certificate.
     let listener = TcpListener::bind(options.listen).await.with_context(|| {
         format!(
             "cannot listen at {} by TLS: give the domain another port (--domain NAME:PORT), or say by --tls where to listen",
             options.listen
         )
     })?;
-    Ok((listener, tls))
+    Ok((listener, Tls::open(&source, domain)?))
 }
 
 /// Where clients of this machine find what listens there, as nobody else is told by the name server.
@@ -161,6 +173,8 @@ fn show(text: &str) -> Result<()> {
 
 /// What moves a program to the gateway.
 fn environment(state: &Path, asked: &Environment) -> Result<String> {
+    serving::wait(state);
+    let before = state::become_owner(state)?;
     let serving = Serving::read(state)?;
     let store = Sqlite::open(state)?;
     let (tenant, shown) = (
@@ -171,46 +185,54 @@ fn environment(state: &Path, asked: &Environment) -> Result<String> {
         true => shown,
         false => manage::new_key(&store, tenant, asked.name.as_deref().unwrap_or("env"))?,
     };
-    for warning in environment::warnings(&serving) {
+    let own = match (&serving.domain, &serving.ca) {
+        (Some(domain), Some(_)) => Some((domain, certificate(state, domain)?)),
+        _ => None,
+    };
+    drop(store);
+    // What programs trust is written by who calls, where the gateway cannot change it.
+    before.map(Before::restore).transpose()?;
+    let mut warnings = environment::warnings(&serving);
+    let trusted = match own {
+        Some((domain, certificate)) => {
+            let (directory, said) = environment::trust(&certificate, domain, asked.public.as_deref())?;
+            warnings.extend(said);
+            Some(directory)
+        }
+        None => None,
+    };
+    for warning in warnings {
         eprintln!("basalt-gateway: {warning}");
     }
-    environment::text(&environment::variables(&serving, &key), asked.json)
+    environment::text(&environment::variables(&serving, &key, trusted.as_deref()), asked.json)
+}
+
+/// The certificate of the gateway's own authority for a domain.
+fn certificate(state: &Path, domain: &Domain) -> Result<String> {
+    gateway::certificate_of(state, domain)?.with_context(|| {
+        format!(
+            "there is no certificate authority for {} in {}: a gateway makes one when it is started with --domain and without --tls-cert",
+            domain.name(),
+            state.display()
+        )
+    })
 }
 
 /// The certificate of the gateway's own authority.
 fn authority(state: &Path, as_json: bool) -> Result<String> {
-    let Some(certificate) = gateway::certificate_of(state)? else {
-        bail!(
-            "there is no certificate authority in {}: a gateway makes one when it is started with --domain and without --tls-cert",
-            state.display()
-        );
-    };
+    serving::wait(state);
+    state::become_owner(state)?;
+    let serving = Serving::read(state)?;
+    let domain = serving
+        .domain
+        .context("the gateway has no certificate authority: it makes one when it is started with --domain and without --tls-cert")?;
+    let certificate = certificate(state, &domain)?;
     if !as_json {
         return Ok(certificate);
     }
-    let path = Serving::read(state)?
-        .ca
-        .map(|directory| directory.join(gateway::CERTIFICATE));
+    let path = serving.ca.map(|directory| directory.join(gateway::CERTIFICATE));
     let told = serde_json::json!({"certificate": certificate, "path": path});
     Ok(format!("{told}\n"))
-}
-
-/// Root does it as whose the state directory is: a file of root's there would be of no use to a gateway that is somebody else.
-fn become_owner(state: &Path) -> Result<()> {
-    use rustix::process::{Gid, Uid};
-    use std::os::unix::fs::MetadataExt;
-    let Ok(metadata) = std::fs::metadata(state) else {
-        return Ok(());
-    };
-    if !rustix::process::geteuid().is_root() || metadata.uid() == 0 {
-        return Ok(());
-    }
-    let (user, group) = (Uid::from_raw(metadata.uid()), Gid::from_raw(metadata.gid()));
-    // This process has one thread yet.
-    rustix::thread::set_thread_groups(&[group])
-        .and_then(|()| rustix::thread::set_thread_res_gid(group, group, group))
-        .and_then(|()| rustix::thread::set_thread_res_uid(user, user, user))
-        .with_context(|| format!("cannot become the owner of {}", state.display()))
 }
 
 fn run(command: Command) -> Result<()> {
@@ -221,13 +243,10 @@ fn run(command: Command) -> Result<()> {
             show(&format!("{document}\n"))
         }
         Command::Manage(state, work) => {
-            become_owner(&state)?;
+            state::become_owner(&state)?;
             show(&manage::run(&Sqlite::open(&state)?, &work)?)
         }
-        Command::Environment(state, asked) => {
-            become_owner(&state)?;
-            show(&environment(&state, &asked)?)
-        }
+        Command::Environment(state, asked) => show(&environment(&state, &asked)?),
         Command::Authority { state, json } => show(&authority(&state, json)?),
         Command::Serve(options) => {
             observe::logger::init("basalt-gateway: ", options.log_level)?;

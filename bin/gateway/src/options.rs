@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use base::ByteSize;
 use control::{DEFAULT_TENANT, Quota};
-use gateway::{LimitsConfig, VolumesConfig};
+use gateway::{Domain, LimitsConfig, VolumesConfig};
 use log::LevelFilter;
 
 const HELP: &str = "\
@@ -17,7 +17,7 @@ Usage: basalt-gateway [--listen ADDRESS] [--node-socket PATH] [--state DIR] [--r
                       [--volume-size SIZE] [--volumes NUMBER]
                       [--domain DOMAIN [--tls ADDRESS|off] [--tls-cert FILE --tls-key FILE] [--ca-dir DIR]
                       [--dns ADDRESS]]
-       basalt-gateway env [--tenant NAME] [--name TEXT] [--json] [--state DIR]
+       basalt-gateway env [--tenant NAME] [--name TEXT] [--json] [--ca-dir DIR] [--state DIR]
        basalt-gateway ca [--json] [--state DIR]
        basalt-gateway keys create [--tenant NAME] [--name TEXT] [--json] [--state DIR]
        basalt-gateway keys list [--tenant NAME] [--json] [--state DIR]
@@ -38,8 +38,7 @@ Usage: basalt-gateway [--listen ADDRESS] [--node-socket PATH] [--state DIR] [--r
   --tls-cert FILE, --tls-key FILE
                       a certificate for DOMAIN and *.DOMAIN with its chain, and its key, as PEM; read again when they
                       change, and at SIGHUP. One of an own authority, which is made once, if they are not given
-  --ca-dir DIR        where that authority's certificate is put for programs to read, as ca.pem, and with all that this
-                      machine trusts as ca-bundle.pem; the state directory
+  --ca-dir DIR        where that authority's certificate is put for programs to read, as ca.pem; the state directory
   --dns ADDRESS       where to answer for DOMAIN and all names below it as a name server: a port of a loopback address
   --rate NUMBER       requests a second of one key; 100
   --volume-size SIZE  how large each volume is: what a tenant can write to it at most; 1G
@@ -49,7 +48,8 @@ Usage: basalt-gateway [--listen ADDRESS] [--node-socket PATH] [--state DIR] [--r
   --help              print this text
 
   env                 print what moves a program with the E2B SDKs to this gateway, for a shell's eval. The key is that of
-                      E2B_API_KEY if it is good here, or a new one
+                      E2B_API_KEY if it is good here, or a new one. What they are to trust is written to --ca-dir:
+                      basalt-env/DOMAIN of the caller's cache directory, or of /var/cache where that is root
   ca                  print the certificate of the gateway's own authority, as PEM
   keys create         make a key and print it, once: only its hash is kept
   keys list           the keys that there are, and when they were last used
@@ -85,8 +85,7 @@ pub(crate) struct Serve {
 /// How it is reached by names.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Names {
-    /// With a port behind a colon, or without.
-    pub(crate) domain: String,
+    pub(crate) domain: Domain,
     pub(crate) tls: Option<TlsOptions>,
     pub(crate) dns: Option<SocketAddr>,
 }
@@ -143,6 +142,8 @@ pub(crate) struct Environment {
     /// Of a key that is made for it.
     pub(crate) name: Option<String>,
     pub(crate) json: bool,
+    /// Where what it is to trust is put.
+    pub(crate) public: Option<PathBuf>,
 }
 
 /// What is to be done.
@@ -270,7 +271,11 @@ impl Written {
         })
     }
 
-    fn work(self, state: PathBuf) -> Result<Command> {
+    fn work(mut self, state: PathBuf) -> Result<Command> {
+        let public = match self.words == ["env"] {
+            true => self.names.ca_dir.take(),
+            false => None,
+        };
         let of_server = self.listen.is_some() || self.node_socket.is_some() || self.rate.is_some();
         let of_volumes = self.volume_size.is_some() || self.volumes.is_some();
         if of_server || of_volumes || self.log_level.is_some() || self.names != WrittenNames::default() {
@@ -282,7 +287,14 @@ impl Written {
         let work = match words[..] {
             ["env"] => {
                 let (tenant, name, json) = (self.tenant, self.name, self.json);
-                return Ok(Command::Environment(state, Environment { tenant, name, json }));
+                let public = public.as_deref().map(absolute).transpose()?;
+                let asked = Environment {
+                    tenant,
+                    name,
+                    json,
+                    public,
+                };
+                return Ok(Command::Environment(state, asked));
             }
             ["ca"] => return Ok(Command::Authority { state, json: self.json }),
             ["keys", "create"] => Work::CreateKey {
@@ -324,13 +336,13 @@ impl WrittenNames {
             }
             return Ok(None);
         };
-        let (name, port) = domain(text)?;
+        let domain: Domain = text.parse().with_context(|| format!("--domain {text}"))?;
         let files = match (self.tls_cert, self.tls_key) {
             (Some(certificate), Some(key)) => Some((absolute(&certificate)?, absolute(&key)?)),
             (None, None) => None,
             _ => bail!("--tls-cert and --tls-key belong together: give both, or none"),
         };
-        let usual = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        let usual = SocketAddr::from((Ipv4Addr::LOCALHOST, domain.port()));
         let listen = match self.tls.as_deref() {
             Some("off") => None,
             Some(text) => Some(
@@ -347,6 +359,7 @@ impl WrittenNames {
                 certificate: Certificate::Files { certificate, key },
             }),
             (Some(listen), None) => {
+                let name = domain.name();
                 if !name.contains('.') {
                     bail!(
                         "--domain `{name}` has one part, and clients take no certificate for all names right below it: write one such as sb.{name}"
@@ -365,7 +378,6 @@ impl WrittenNames {
                 "--dns {address} can be reached by others: answer at a loopback address, and have a name server for others"
             );
         }
-        let domain = text.to_owned();
         Ok(Some(Names { domain, tls, dns }))
     }
 }
@@ -389,21 +401,6 @@ fn listen(text: &str) -> Result<SocketAddr> {
     Ok(address)
 }
 
-/// A domain's name, and the port that it is asked for at.
-fn domain(text: &str) -> Result<(&str, u16)> {
-    let (name, port) = text.split_once(':').unwrap_or((text, "443"));
-    let is_label = |label: &str| {
-        let good = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-        (1..=63).contains(&label.len()) && label.bytes().all(good)
-    };
-    match port.parse() {
-        Ok(port) if port != 0 && name.len() <= 190 && name.split('.').all(is_label) => Ok((name, port)),
-        _ => bail!(
-            "--domain `{text}` is no domain: write one in lower case such as sandboxes.example, or with a port behind a colon"
-        ),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -421,7 +418,7 @@ mod tests {
 
     fn own(domain: &str, listen: &str, public: &str) -> Names {
         Names {
-            domain: domain.into(),
+            domain: domain.parse().unwrap(),
             tls: Some(TlsOptions {
                 listen: listen.parse().unwrap(),
                 certificate: Certificate::Own { public: public.into() },
@@ -503,10 +500,12 @@ mod tests {
                 json: true
             }
         );
-        let Ok(Command::Environment(_, environment)) = parsed(&["env", "--json", "--tenant", "a"]) else {
+        let Ok(Command::Environment(_, environment)) = parsed(&["env", "--json", "--tenant", "a", "--ca-dir", "/c"])
+        else {
             panic!()
         };
         assert_eq!((environment.tenant.as_deref(), environment.json), (Some("a"), true));
+        assert_eq!(environment.public, Some("/c".into()));
         assert!(matches!(parsed(&["ca"]), Ok(Command::Authority { json: false, .. })));
         assert_eq!(
             work(&["keys", "list"]),
@@ -563,6 +562,7 @@ mod tests {
             &["--domain", "a.b", "--tls-cert", "/c"],
             &["--domain", "a.b", "--dns", "192.0.2.1:53"],
             &["env", "--domain", "a.b"],
+            &["keys", "list", "--ca-dir", "/c"],
             &["--rate", "0"],
             &["--log-level", "loud"],
             &["tenants", "set", "a", "--memory", "much"],

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use control::ControlStore;
 
 use crate::builds::{Builds, BuildsConfig};
+use crate::domain_name::Domain;
 use crate::envd_port::Envd;
 use crate::history::History;
 use crate::idempotency::Idempotency;
@@ -26,7 +27,7 @@ pub struct Parts {
     /// By what sandboxes are reached.
     pub tokens: Tokens,
     /// Sandboxes' ports are at `<port>-<id>.<domain>`, and the API at `api.<domain>`.
-    pub domain: Option<String>,
+    pub domain: Option<Domain>,
     /// How much is done at once.
     pub limits: LimitsConfig,
     /// How templates are built.
@@ -41,7 +42,7 @@ pub struct Gateway {
     pub(crate) store: Store,
     pub(crate) envd: Arc<dyn Envd>,
     pub(crate) tokens: Tokens,
-    pub(crate) domain: Option<String>,
+    pub(crate) domain: Option<Domain>,
     pub(crate) limits: Limits,
     pub(crate) builds: Builds,
     pub(crate) volumes: VolumesConfig,

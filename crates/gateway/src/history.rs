@@ -125,7 +125,13 @@ impl History {
         let share = self.most / all.len().max(1);
         let most = (FINE.min(share / 3), COARSE.min(share / 3 * 2));
         for BriefUsage { id, used } in all {
-            let Some(used) = used else { continue };
+            let Some(used) = used else {
+                // It keeps what it had, if there is room for that among all.
+                if let Some(series) = kept.get_mut(id.as_str()) {
+                    series.shorten(most);
+                }
+                continue;
+            };
             if !kept.contains_key(id.as_str()) {
                 kept.insert(id.as_str().into(), Series::default());
             }
@@ -161,6 +167,13 @@ impl History {
 }
 
 impl Series {
+    /// Has no more than so many points.
+    fn shorten(&mut self, (fine, coarse): (usize, usize)) {
+        for (points, most) in [(&mut self.fine, fine), (&mut self.coarse, coarse)] {
+            drain(points, most);
+        }
+    }
+
     fn add(&mut self, now_ns: u64, used: &Used, (fine, coarse): (usize, usize)) {
         let at = seconds(now_ns);
         // A clock that was set back, or two looks within a second.
@@ -208,18 +221,22 @@ impl Minute {
 
 /// Adds one; those that are too old or too many go. Room is made for a few more, not for twice as many.
 fn push(points: &mut VecDeque<Point>, point: Point, most: usize, oldest: u32) {
-    let excess = (points.len() + 1).saturating_sub(most.max(1));
-    points.drain(..excess.min(points.len()));
+    drain(points, most.max(1) - 1);
     while points.front().is_some_and(|first| first.at < oldest) {
         points.pop_front();
-    }
-    if points.capacity() > most + most / 2 {
-        points.shrink_to(most);
     }
     if points.len() == points.capacity() {
         points.reserve_exact((points.len() / 4).max(12));
     }
     points.push_back(point);
+}
+
+/// So many are left at most, and room for not many more.
+fn drain(points: &mut VecDeque<Point>, most: usize) {
+    points.drain(..points.len().saturating_sub(most));
+    if points.capacity() > most + most / 2 + 1 {
+        points.shrink_to(most);
+    }
 }
 
 /// Thousandths of a processor since it was last seen, or since it was started.
@@ -350,6 +367,34 @@ mod tests {
         }
         assert!(rates(&history, &all[0].id).len() > 600);
         assert_eq!(history.lock().len(), 1);
+    }
+
+    #[test]
+    fn memory_is_bounded_when_those_that_had_much_are_paused() {
+        let most = 30_000;
+        let history = History {
+            most,
+            ..History::default()
+        };
+        let few: Vec<BriefUsage> = (0..10).map(|n| usage(&format!("a{n}"), T, 0)).collect();
+        for n in 0..1500 {
+            history.add((T + 60 * n) * S, &few);
+        }
+        let room = || -> usize {
+            let kept = history.lock();
+            let room = |one: &Series| one.fine.capacity() + one.coarse.capacity();
+            kept.values().map(room).sum()
+        };
+        let before = room();
+        assert!(before > most / 2, "{before}");
+        let paused = few.into_iter().map(|one| BriefUsage { used: None, ..one });
+        let mut all: Vec<BriefUsage> = paused.collect();
+        all.extend((0..90).map(|n| usage(&format!("b{n}"), T, 0)));
+        for n in 1500..2000 {
+            history.add((T + 60 * n) * S, &all);
+        }
+        assert!(room() <= most + most / 2, "{}", room());
+        assert!(!rates(&history, "a0").is_empty());
     }
 
     #[test]

@@ -10,6 +10,7 @@ use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::Error;
+use crate::places::Places;
 
 /// The most bytes of a request's body, to the API. What goes to a sandbox is bounded there.
 pub(crate) const MAX_BODY: usize = 1 << 20;
@@ -23,8 +24,10 @@ pub struct LimitsConfig {
     pub burst: NonZeroU32,
     /// Requests of one key that are under way.
     pub per_key: usize,
-    /// Connections of clients.
+    /// Connections of clients without TLS, and as many by TLS: strangers take none of those that come to the loopback listener.
     pub connections: usize,
+    /// Connections by TLS of one address.
+    pub per_address: usize,
     /// Requests about one sandbox's processes and files that are under way.
     pub per_sandbox: usize,
     /// Requests to its ports. Both together are fewer than its agent has connections.
@@ -38,6 +41,7 @@ impl Default for LimitsConfig {
             burst: NonZeroU32::new(200).unwrap_or(NonZeroU32::MIN),
             per_key: 64,
             connections: 4096,
+            per_address: 1024,
             per_sandbox: 160,
             per_ports: 64,
         }
@@ -52,7 +56,10 @@ pub(crate) struct Limits {
     keys: Seats,
     sandboxes: Seats,
     ports: Seats,
-    pub(crate) connections: Arc<Semaphore>,
+    /// Of connections without TLS.
+    pub(crate) plain: Places,
+    /// Of those by TLS.
+    pub(crate) tls: Places,
     /// Changes that have begun, whether somebody waits for them or not.
     changes: Arc<Semaphore>,
 }
@@ -69,7 +76,8 @@ impl Limits {
             keys: Seats::default(),
             sandboxes: Seats::default(),
             ports: Seats::default(),
-            connections: Arc::new(Semaphore::new(config.connections)),
+            plain: Places::new(config.connections, None),
+            tls: Places::new(config.connections, Some(config.per_address)),
             changes: Arc::new(Semaphore::new(CHANGES as usize)),
         }
     }
@@ -114,7 +122,7 @@ fn seconds(wait: Duration) -> u64 {
 
 /// So many at once for each name; a name without any is forgotten.
 #[derive(Clone, Debug, Default)]
-struct Seats(Arc<Mutex<HashMap<String, Arc<Semaphore>>>>);
+pub(crate) struct Seats(Arc<Mutex<HashMap<String, Arc<Semaphore>>>>);
 
 /// One of them, until it is dropped.
 #[derive(Debug)]
@@ -126,7 +134,8 @@ pub(crate) struct Seat {
 }
 
 impl Seats {
-    fn take(&self, name: &str, most: usize) -> Option<Seat> {
+    /// One more of this name.
+    pub(crate) fn take(&self, name: &str, most: usize) -> Option<Seat> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let new = || Arc::new(Semaphore::new(most));
         let semaphore = all.entry(name.to_owned()).or_insert_with(new);

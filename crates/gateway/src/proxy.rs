@@ -12,11 +12,13 @@ use http::header::{CONNECTION, UPGRADE};
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Uri, Version, header};
 use hyper::body::Frame;
 use hyper::client::conn::http1;
+use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tokio::io::copy_bidirectional;
 use tokio::net::UnixStream;
 
 use crate::limits::Seat;
+use crate::places::Place;
 
 /// How long a server may take to begin an answer.
 const FIRST_LINE: Duration = Duration::from_secs(600);
@@ -83,6 +85,7 @@ pub(crate) async fn pass(
     });
     let wanted = upgrade_of(request.headers());
     let client = wanted.is_some().then(|| hyper::upgrade::on(&mut request));
+    let place = request.extensions().get::<Place>().cloned();
     prepare(&mut request, wanted.as_ref());
     let sent = tokio::time::timeout(FIRST_LINE, sender.send_request(request)).await;
     let mut response = sent.map_err(|_| ProxyError::Late)??;
@@ -91,7 +94,7 @@ pub(crate) async fn pass(
     {
         let server = hyper::upgrade::on(&mut response);
         let agreed = response.headers().get(UPGRADE).cloned();
-        tokio::spawn(splice(client, server, seat));
+        tokio::spawn(splice(client, server, (seat, place)));
         strip(response.headers_mut());
         switch(response.headers_mut(), agreed);
         return Ok(response.map(|_| Body::empty()));
@@ -153,8 +156,8 @@ fn strip(headers: &mut HeaderMap) {
     }
 }
 
-/// Joins two connections that have changed their protocol, until both have ended.
-async fn splice(client: hyper::upgrade::OnUpgrade, server: hyper::upgrade::OnUpgrade, seat: Seat) {
+/// Joins two connections that have changed their protocol, until both have ended: so long they have the sandbox's seat and the client's place.
+async fn splice(client: OnUpgrade, server: OnUpgrade, held: (Seat, Option<Place>)) {
     let joined = async {
         let (client, server) = tokio::try_join!(client, server)?;
         let (mut client, mut server) = (TokioIo::new(client), TokioIo::new(server));
@@ -165,7 +168,7 @@ async fn splice(client: hyper::upgrade::OnUpgrade, server: hyper::upgrade::OnUpg
     if let Err(error) = joined.await {
         log::debug!("a connection did not change its protocol: {error}");
     }
-    drop(seat);
+    drop(held);
 }
 
 /// A response whose sandbox's seat is taken until its body has ended.

@@ -11,6 +11,7 @@
 use http::{HeaderMap, Uri, header};
 
 use crate::api::sandbox_id;
+use crate::domain_name::Domain;
 
 /// The headers.
 pub(crate) const SANDBOX_ID: &str = "e2b-sandbox-id";
@@ -33,9 +34,9 @@ pub(crate) enum Target {
 }
 
 /// Where this one goes.
-pub(crate) fn target(domain: Option<&str>, uri: &Uri, headers: &HeaderMap) -> Target {
+pub(crate) fn target(domain: Option<&Domain>, uri: &Uri, headers: &HeaderMap) -> Target {
     let host = host(uri, headers).unwrap_or_default();
-    if let Some(label) = domain.and_then(|domain| label_of(&host, domain)) {
+    if let Some(label) = domain.and_then(|domain| label_of(&host, domain.name())) {
         match label {
             "api" => return Target::Api,
             label => {
@@ -79,9 +80,8 @@ fn host(uri: &Uri, headers: &HeaderMap) -> Option<String> {
     Some(host.to_ascii_lowercase())
 }
 
-/// What stands before the domain. A domain may have been given with a port, as the SDKs want it.
+/// What stands before the domain's name.
 fn label_of<'a>(host: &'a str, domain: &str) -> Option<&'a str> {
-    let domain = domain.split_once(':').map_or(domain, |(name, _)| name);
     let label = host.strip_suffix(domain)?.strip_suffix('.')?;
     (!label.is_empty() && !label.contains('.')).then_some(label)
 }
@@ -105,7 +105,7 @@ mod tests {
             .map(|(name, value)| (http::HeaderName::from_static(name), value.parse().unwrap()))
             .collect();
         all.insert(header::HOST, host.parse().unwrap());
-        target(Some("sb.example:8443"), &Uri::from_static("/x"), &all)
+        target(Some(&"sb.example:8443".parse().unwrap()), &Uri::from_static("/x"), &all)
     }
 
     fn port(port: u16) -> Target {

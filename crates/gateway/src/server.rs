@@ -1,8 +1,9 @@
-//! The listeners: connections accepted, bounded in number over both, and served by HTTP/1.1 until the gateway is to end; then those that are
+//! The listeners: connections accepted, bounded in number at each, and served by HTTP/1.1 until the gateway is to end; then those that are
 //! being served have some time. Knows no endpoint, and no certificate.
 
 use std::convert::Infallible;
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,13 +17,14 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tower::ServiceExt;
 
 use crate::api;
 use crate::gateway::Gateway;
 use crate::leftovers;
+use crate::places::{Place, Places, counted_as};
 use crate::ports;
 use crate::router::{Target, target};
 use crate::sampler;
@@ -74,7 +76,7 @@ impl Service {
         if self.by_tls {
             request.extensions_mut().insert(ByTls);
         }
-        let target = target(self.gateway.domain.as_deref(), request.uri(), request.headers());
+        let target = target(self.gateway.domain.as_ref(), request.uri(), request.headers());
         let asked = log::log_enabled!(log::Level::Debug).then(|| Asked::of(&target, &request));
         let response = match target {
             Target::Port { id, port } => ports::serve(&self.gateway, &id, port, request).await,
@@ -146,21 +148,19 @@ impl Listeners {
 /// # Errors
 /// Nobody can be accepted.
 pub async fn serve(gateway: Arc<Gateway>, listeners: Listeners, stop: watch::Receiver<bool>) -> io::Result<()> {
-    let connections = Arc::clone(&gateway.limits.connections);
-    let most = u32::try_from(connections.available_permits()).unwrap_or(u32::MAX);
     let leftovers = tokio::spawn(leftovers::remove_always(Arc::clone(&gateway)));
     let sampler = tokio::spawn(sampler::run(Arc::clone(&gateway), stop.clone()));
     let left = gateway.recover_builds().await.map_err(io::Error::other)?;
     let keeps_house = tokio::spawn(Arc::clone(&gateway).keep_house(left));
     let entrance = Entrance {
         service: Service::new(Arc::clone(&gateway)),
-        connections: Arc::clone(&connections),
         stop,
     };
-    let plain = entrance.clone().accept(listeners.plain, None);
+    let (plain_places, tls_places) = (gateway.limits.plain.clone(), gateway.limits.tls.clone());
+    let plain = entrance.clone().accept(listeners.plain, None, plain_places.clone());
     match listeners.tls {
         Some((listener, tls)) => {
-            tokio::join!(plain, entrance.accept(listener, Some(tls)));
+            tokio::join!(plain, entrance.accept(listener, Some(tls), tls_places.clone()));
         }
         None => plain.await,
     }
@@ -169,7 +169,8 @@ pub async fn serve(gateway: Arc<Gateway>, listeners: Listeners, stop: watch::Rec
     }
     gateway.end_builds();
     let end = Instant::now() + DRAIN;
-    let all = tokio::time::timeout_at(end, connections.acquire_many(most)).await;
+    let nobody = async { tokio::join!(plain_places.all_free(), tls_places.all_free()) };
+    let all = tokio::time::timeout_at(end, nobody).await;
     // Those too whose client has left.
     if tokio::time::timeout_at(end, gateway.limits.no_changes()).await.is_err() {
         log::warn!(
@@ -178,9 +179,7 @@ pub async fn serve(gateway: Arc<Gateway>, listeners: Listeners, stop: watch::Rec
         );
     }
     if all.is_err() {
-        let left = usize::try_from(most)
-            .unwrap_or(usize::MAX)
-            .saturating_sub(connections.available_permits());
+        let left = plain_places.taken().saturating_add(tls_places.taken());
         log::warn!(
             "{left} connections are cut, as they were still being served after {} s",
             DRAIN.as_secs()
@@ -193,28 +192,30 @@ pub async fn serve(gateway: Arc<Gateway>, listeners: Listeners, stop: watch::Rec
 #[derive(Clone)]
 struct Entrance {
     service: Service,
-    connections: Arc<Semaphore>,
     stop: watch::Receiver<bool>,
 }
 
 impl Entrance {
     /// Lets clients in until the gateway is to end. Handshakes are each connection's own affair: nobody waits here for another one's.
-    async fn accept(mut self, listener: TcpListener, tls: Option<Arc<Tls>>) {
+    async fn accept(mut self, listener: TcpListener, tls: Option<Arc<Tls>>, places: Places) {
         loop {
             // Whoever comes when all places are taken waits in the listener's queue.
-            let place = tokio::select! {
-                place = Arc::clone(&self.connections).acquire_owned() => place,
+            let free = tokio::select! {
+                free = places.free() => free,
                 () = told(&mut self.stop) => return,
             };
-            let Ok(place) = place else { return };
+            let Some(free) = free else { return };
             let accepted = tokio::select! {
                 accepted = listener.accept() => accepted,
                 () = told(&mut self.stop) => return,
             };
             match accepted {
-                Ok((stream, _)) => {
-                    tokio::spawn(self.clone().admit(stream, tls.clone(), place));
-                }
+                Ok((stream, peer)) => match places.take(free, peer.ip()) {
+                    Some(place) => {
+                        tokio::spawn(self.clone().admit((stream, peer), tls.clone(), place));
+                    }
+                    None => log::debug!("{} has as many connections as one address may have", peer.ip()),
+                },
                 Err(error) => {
                     log::warn!("nobody can be accepted now: {error}");
                     tokio::time::sleep(PAUSE).await;
@@ -223,14 +224,15 @@ impl Entrance {
         }
     }
 
-    async fn admit(mut self, stream: TcpStream, tls: Option<Arc<Tls>>, place: OwnedSemaphorePermit) {
+    async fn admit(mut self, (stream, peer): (TcpStream, SocketAddr), tls: Option<Arc<Tls>>, place: Place) {
         // Answers are written at once; a failure here makes them slower at most.
         drop(stream.set_nodelay(true));
         let Some(tls) = tls else {
             return serve_one(self.service, stream, self.stop, place).await;
         };
+        let client = counted_as(peer.ip());
         let shaken = tokio::select! {
-            shaken = tls.accept(stream) => shaken,
+            shaken = tls.accept(stream, &client) => shaken,
             () = told(&mut self.stop) => return,
         };
         match shaken {
@@ -249,10 +251,12 @@ async fn serve_one(
     service: Service,
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     mut stop: watch::Receiver<bool>,
-    place: OwnedSemaphorePermit,
+    place: Place,
 ) {
-    let answer = service_fn(move |request: Request<Incoming>| {
+    let answer = service_fn(move |mut request: Request<Incoming>| {
         let service = service.clone();
+        // It is for whoever takes the connection over.
+        request.extensions_mut().insert(place.clone());
         async move { Ok::<_, Infallible>(service.answer(request.map(Body::new)).await) }
     });
     let connection = http1::Builder::new()
@@ -273,7 +277,6 @@ async fn serve_one(
     if let Err(error) = served {
         log::debug!("a client's connection ended: {error}");
     }
-    drop(place);
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use node_api::{NetworkMode, OnTimeout, Sandbox};
 use crate::api::models::{
     Lifecycle, ListedSandbox, NetworkDetail, Sandbox as SandboxModel, SandboxDetail, SandboxVolumeMount, State,
 };
+use crate::domain_name::Domain;
 use crate::gateway::Gateway;
 use crate::labels::Said;
 use crate::launch::is_paused;
@@ -29,7 +30,7 @@ impl Gateway {
             alias: said.alias,
             envd_access_token: Some(self.tokens.token(TokenKind::Envd, &sandbox.id)),
             traffic_access_token: said.private_traffic.then(traffic),
-            domain: self.domain.clone(),
+            domain: self.domain.as_ref().map(Domain::to_string),
         }
     }
 
@@ -77,7 +78,7 @@ impl Gateway {
             listed: self.show_listed(sandbox),
             envd_access_token: self.tokens.token(TokenKind::Envd, &sandbox.id),
             allow_internet_access: internet(sandbox, said.internet),
-            domain: self.domain.clone(),
+            domain: self.domain.as_ref().map(Domain::to_string),
             network: NetworkDetail {
                 allow_public_traffic: !said.private_traffic,
                 allow_out: texts(sandbox.config.egress.allow()),

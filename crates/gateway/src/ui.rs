@@ -23,7 +23,7 @@ use crate::ports;
 const PROCESS: &str = "/ui/process/{id}/{method}";
 
 /// What a terminal needs of a sandbox's processes.
-const METHODS: [&str; 4] = ["Start", "Connect", "SendInput", "Update"];
+const METHODS: [&str; 5] = ["Start", "Connect", "SendInput", "SendSignal", "Update"];
 
 /// What a browser may do with the page: load what is here, and ask this gateway. The terminal colours text by attributes.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; style-src-attr 'unsafe-inline'; img-src 'self'; \

@@ -25,7 +25,8 @@ pub(crate) fn questions() -> Target {
         ],
         parse: |bytes| {
             let addresses = vec![[127, 0, 0, 1].into(), std::net::Ipv6Addr::LOCALHOST.into()];
-            let Ok(zone) = Zone::new("sb.example:8443", addresses) else {
+            let domain = "sb.example:8443".parse().ok();
+            let Some(zone) = domain.and_then(|domain| Zone::new(&domain, addresses).ok()) else {
                 return outcome("no zone");
             };
             match zone.answer(bytes) {

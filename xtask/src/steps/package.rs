@@ -267,6 +267,8 @@ mod tests {
         for directory in ["/var/lib/basalt-gateway", "/var/cache/basalt-gateway"] {
             assert!(gateway.contains(directory) && purge.contains(directory), "{directory}");
         }
+        // What `basalt-gateway env` writes for root.
+        assert!(purge.contains("/var/cache/basalt-env"));
     }
 
     /// The units and the maintainer scripts name the same things.

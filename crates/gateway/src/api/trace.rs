@@ -1,7 +1,7 @@
 //! Endpoint of the tag `trace`: what a sandbox's last start was made of. The node keeps that with the sandbox; here it becomes times since
 //! the start's beginning, and a tree becomes a list with depths.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use axum::Json;
@@ -23,7 +23,7 @@ const MAX_DEPTH: u32 = 8;
 #[derive(Clone, Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Trace {
-    /// Parts in the order in which they began, each behind the one that it is part of. Empty when the node was started anew since.
+    /// Parts, each behind the one that it is part of, in the order in which they began there. Empty when the node was started anew since.
     spans: Vec<TracePart>,
 }
 
@@ -56,31 +56,36 @@ pub(crate) async fn trace(
     Ok(Json(Trace { spans: parts(&spans) }))
 }
 
-/// What others say of a start may be late or early: nothing is before its beginning.
+/// What others say of a start may be late or early, and their parts be part of anything: nothing is before its beginning, and each is there
+/// once.
 fn parts(spans: &[Span]) -> Vec<TracePart> {
     let zero = spans.last().map_or(0, |whole| whole.start_ns);
-    let parents: HashMap<_, _> = spans.iter().map(|span| (span.id, span.parent)).collect();
-    let depth = |span: &Span| {
-        let mut depth = 0;
-        let mut next = span.parent;
-        while let Some(parent) = next.and_then(|parent| parents.get(&parent)) {
-            depth += 1;
-            if depth == MAX_DEPTH {
-                break;
-            }
-            next = *parent;
-        }
-        depth
-    };
-    let part = |span: &Span| TracePart {
-        name: span.name.clone(),
-        service: span.service.clone(),
-        start_us: span.start_ns.saturating_sub(zero) / 1000,
-        duration_us: span.end_ns.saturating_sub(span.start_ns) / 1000,
-        depth: depth(span),
-    };
-    let mut parts: Vec<TracePart> = spans.iter().map(part).collect();
-    parts.sort_by_key(|part| (part.start_us, part.depth));
+    let known: HashSet<_> = spans.iter().map(|span| span.id).collect();
+    let mut by_parent: HashMap<Option<_>, Vec<&Span>> = HashMap::new();
+    // The whole is the last one.
+    for span in spans.iter().rev() {
+        let parent = span.parent.filter(|parent| known.contains(parent));
+        by_parent.entry(parent).or_default().push(span);
+    }
+    // What is to come next is at the end.
+    for children in by_parent.values_mut() {
+        children.sort_by_key(|span| span.start_ns.max(zero));
+        children.reverse();
+    }
+    let mut parts = Vec::with_capacity(spans.len());
+    let tops = by_parent.remove(&None).unwrap_or_default();
+    let mut next: Vec<(&Span, u32)> = tops.into_iter().map(|span| (span, 0)).collect();
+    while let Some((span, depth)) = next.pop() {
+        parts.push(TracePart {
+            name: span.name.clone(),
+            service: span.service.clone(),
+            start_us: span.start_ns.saturating_sub(zero) / 1000,
+            duration_us: span.end_ns.saturating_sub(span.start_ns) / 1000,
+            depth: depth.min(MAX_DEPTH),
+        });
+        let children = by_parent.remove(&Some(span.id)).unwrap_or_default();
+        next.extend(children.into_iter().map(|child| (child, depth + 1)));
+    }
     parts
 }
 
@@ -106,9 +111,13 @@ mod tests {
         });
         let parts = parts(&spans);
         let told: Vec<(&str, u32)> = parts.iter().map(|part| (part.name.as_str(), part.depth)).collect();
-        assert_eq!(told, [("clone", 0), ("too early", 2), ("copied", 2), ("disk", 1)]);
-        assert_eq!((parts[2].start_us, parts[2].duration_us), (1000, 2500));
-        assert_eq!(parts[1].start_us, 0);
+        assert_eq!(told, [("clone", 0), ("disk", 1), ("too early", 2), ("copied", 2)]);
+        assert_eq!((parts[3].start_us, parts[3].duration_us), (1000, 2500));
+        assert_eq!(parts[2].start_us, 0);
+        // One that is part of itself is part of nothing that is shown, and nothing hangs.
+        let mut odd = spans;
+        odd[0].parent = Some(odd[0].id);
+        assert_eq!(super::parts(&odd).len(), 3);
         assert!(super::parts(&[]).is_empty());
     }
 }

@@ -8,6 +8,8 @@ use domain::base::message_builder::{AdditionalBuilder, AnswerBuilder, PushError}
 use domain::base::{Message, MessageBuilder, Name, ParsedName, Question, Serial, StaticCompressor, ToName, Ttl};
 use domain::rdata::{A, Aaaa, Soa};
 
+use crate::domain_name::Domain;
+
 /// How long others may keep an answer: the gateway may listen elsewhere when it is started again.
 const TTL: Ttl = Ttl::from_secs(60);
 
@@ -37,12 +39,12 @@ pub struct Zone {
 pub struct NoName(String);
 
 impl Zone {
-    /// Of this domain, which may have a port behind a colon.
+    /// Of this domain.
     ///
     /// # Errors
     /// It is no name.
-    pub fn new(domain: &str, addresses: Vec<IpAddr>) -> Result<Self, NoName> {
-        let domain = domain.split_once(':').map_or(domain, |(name, _)| name);
+    pub fn new(domain: &Domain, addresses: Vec<IpAddr>) -> Result<Self, NoName> {
+        let domain = domain.name();
         let parse = |text: &str| Name::vec_from_str(text).map_err(|_| NoName(domain.to_owned()));
         Ok(Self {
             apex: parse(domain)?,

@@ -1,5 +1,5 @@
-//! An authority of the gateway's own: a key and a certificate in the state directory, made once, and certificates for the domain, which are
-//! made anew at each start and in time. The authority can vouch for names below the domain and for loopback addresses, and for nothing
+//! An authority of the gateway's own for each of its domains: a key and a certificate in the state directory, made once, and certificates for
+//! the domain, which are made anew at each start and in time. The authority can vouch for names below the domain and for loopback addresses, and for nothing
 //! else, so that whoever trusts it trusts it for no other site. Knows no connection.
 
 use std::fs;
@@ -18,10 +18,11 @@ use rustls::sign::CertifiedKey;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::{TlsError, provider, public};
+use super::{TlsError, Trusted, provider, public};
+use crate::domain_name::Domain;
 
-/// Its file in the state directory: key and certificate together, so that neither is ever there without the other.
-const FILE: &str = "authority.json";
+/// Authorities begin at 1 January 2025, whenever they are made: one that was made with a clock that was ahead is good when that is put back.
+const FIRST: Duration = Duration::from_secs(1_735_689_600);
 
 /// How long an authority is good, and when another one is made at a start.
 const AUTHORITY: Duration = Duration::from_secs(10 * 365 * DAY);
@@ -39,8 +40,6 @@ const DAY: u64 = 24 * 3600;
 /// What is kept.
 #[derive(Serialize, Deserialize)]
 struct Kept {
-    /// Below which it can vouch for names.
-    domain: String,
     /// Until when, in seconds since 1970.
     not_after: u64,
     /// Its certificate, as PEM.
@@ -51,9 +50,10 @@ struct Kept {
 
 /// The authority.
 pub(super) struct Authority {
+    /// Below which it can vouch for names.
+    domain: Domain,
     kept: Kept,
     issuer: Issuer<'static, KeyPair>,
-    public: PathBuf,
 }
 
 /// Whether it is time for another certificate. One whose beginning is to come, as the clock was put back, is of no use either.
@@ -62,31 +62,45 @@ pub(super) fn is_due(issued: SystemTime, now: SystemTime) -> bool {
         || issued.duration_since(now).is_ok_and(|ahead| ahead >= LATE)
 }
 
-/// The certificate of the authority in this state directory, as PEM; `None` where none was made.
+/// Its file: key and certificate together, so that neither is ever there without the other. Another domain has another one, so that
+/// whoever tries one does not lose that which programs trust.
+fn path_of(state: &Path, domain: &Domain) -> PathBuf {
+    state.join(format!("authority-{}.json", domain.name()))
+}
+
+/// The certificate of a domain's authority in this state directory, as PEM; `None` where none was made.
 ///
 /// # Errors
 /// It cannot be read.
-pub fn certificate_of(state: &Path) -> Result<Option<String>, TlsError> {
-    Ok(read(&state.join(FILE))?.map(|kept| kept.certificate))
+pub fn certificate_of(state: &Path, domain: &Domain) -> Result<Option<String>, TlsError> {
+    Ok(read(&path_of(state, domain))?.map(|kept| kept.certificate))
+}
+
+/// A certificate of an authority that vouches for nothing, to compare others with.
+pub(super) fn example(domain: &Domain) -> Result<CertificateDer<'static>, TlsError> {
+    let key = KeyPair::generate().map_err(made)?;
+    let params = params(domain, &key).map_err(made)?;
+    let certificate = params.self_signed(&key).map_err(made)?;
+    Ok(certificate.der().clone())
 }
 
 impl Authority {
-    /// The one in this directory. It is made if there is none, if it is another domain's, or if its time is almost over.
-    pub(super) fn open(state: &Path, public: &Path, domain: &str, now: SystemTime) -> Result<Self, TlsError> {
-        let path = state.join(FILE);
+    /// The one in this directory. It is made if there is none, or if its time is almost over.
+    pub(super) fn open(state: &Path, public: &Path, domain: &Domain, now: SystemTime) -> Result<Self, TlsError> {
+        let path = path_of(state, domain);
         let left = seconds(now + AUTHORITY_LEFT);
         let kept = match read(&path)? {
-            Some(kept) if kept.domain == domain && kept.not_after > left => kept,
+            Some(kept) if kept.not_after > left => kept,
             before => {
                 let made = make(domain, now)?;
                 write(&path, &made)?;
                 let why = match before {
-                    None => String::new(),
-                    Some(before) if before.domain != domain => format!(" in place of that for {}", before.domain),
-                    Some(_) => " in place of that whose time is almost over".to_owned(),
+                    None => "",
+                    Some(_) => " in place of that whose time is almost over",
                 };
+                let name = domain.name();
                 log::info!(
-                    "a certificate authority for {domain} was made{why}: programs trust it by `basalt-gateway env`"
+                    "a certificate authority for {name} was made{why}: programs trust it by `basalt-gateway env`"
                 );
                 made
             }
@@ -96,23 +110,15 @@ impl Authority {
             why: format!("{why}; remove it, and programs have to trust a new authority"),
         };
         let key = KeyPair::from_pem(&kept.key).map_err(|error| unusable(error.to_string()))?;
+        // Nobody would take what it vouches for.
+        Trusted::check(&kept.certificate, domain).map_err(|error| unusable(error.to_string()))?;
         let params = params(domain, &key).map_err(made)?;
-        let authority = Self {
+        public::publish(public, &kept.certificate)?;
+        Ok(Self {
+            domain: domain.clone(),
             issuer: Issuer::new(params, key),
-            public: public.to_owned(),
             kept,
-        };
-        authority.chain().map_err(unusable)?;
-        public::publish(&authority.public, &authority.kept.certificate)?;
-        Ok(authority)
-    }
-
-    /// Puts its certificate where everybody finds it, beside the authorities that this machine trusts now.
-    pub(super) fn publish(&self) {
-        if let Err(error) = public::publish(&self.public, &self.kept.certificate) {
-            let why = crate::error::with_causes(&error);
-            log::warn!("programs may not find the authority's certificate: {why}");
-        }
+        })
     }
 
     fn chain(&self) -> Result<CertificateDer<'static>, String> {
@@ -121,11 +127,11 @@ impl Authority {
 
     /// A new certificate, with a key of its own that is kept nowhere.
     pub(super) fn issue(&self, now: SystemTime) -> Result<CertifiedKey, TlsError> {
-        let domain = &self.kept.domain;
+        let domain = self.domain.name();
         let name = |name: String| name.try_into().map(SanType::DnsName).map_err(made);
         let addresses = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
         let mut params = CertificateParams::default();
-        params.subject_alt_names = [name(format!("*.{domain}"))?, name(domain.clone())?]
+        params.subject_alt_names = [name(format!("*.{domain}"))?, name(domain.to_owned())?]
             .into_iter()
             .chain(addresses.map(SanType::IpAddress))
             .collect();
@@ -160,7 +166,7 @@ fn named(name: &str) -> DistinguishedName {
 }
 
 /// What its certificate says. Two that were made for one domain differ in name, as clients look for authorities by that.
-fn params(domain: &str, key: &KeyPair) -> Result<CertificateParams, rcgen::Error> {
+fn params(domain: &Domain, key: &KeyPair) -> Result<CertificateParams, rcgen::Error> {
     let mark = hex::encode(Sha256::digest(key.public_key_raw()));
     let mut params = CertificateParams::default();
     params.distinguished_name = named(&format!("Basalt gateway {}", mark.get(..16).unwrap_or_default()));
@@ -168,7 +174,7 @@ fn params(domain: &str, key: &KeyPair) -> Result<CertificateParams, rcgen::Error
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
     params.name_constraints = Some(NameConstraints {
         permitted_subtrees: vec![
-            GeneralSubtree::DnsName(domain.to_owned()),
+            GeneralSubtree::DnsName(domain.name().to_owned()),
             GeneralSubtree::IpAddress(CidrSubnet::from_v4_prefix([127, 0, 0, 0], 8)),
             GeneralSubtree::IpAddress(CidrSubnet::V6(Ipv6Addr::LOCALHOST.octets(), [0xff; 16])),
         ],
@@ -177,14 +183,16 @@ fn params(domain: &str, key: &KeyPair) -> Result<CertificateParams, rcgen::Error
     Ok(params)
 }
 
-fn make(domain: &str, now: SystemTime) -> Result<Kept, TlsError> {
+fn make(domain: &Domain, now: SystemTime) -> Result<Kept, TlsError> {
     let key = KeyPair::generate().map_err(made)?;
     let mut params = params(domain, &key).map_err(made)?;
-    (params.not_before, params.not_after) = ((now - LATE).into(), (now + AUTHORITY).into());
+    let begins = UNIX_EPOCH + FIRST;
+    // One that was made with a clock that stood still is good for some years, too.
+    let ends = now.max(begins) + AUTHORITY;
+    (params.not_before, params.not_after) = (begins.into(), ends.into());
     let certificate = params.self_signed(&key).map_err(made)?;
     Ok(Kept {
-        domain: domain.to_owned(),
-        not_after: seconds(now + AUTHORITY),
+        not_after: seconds(ends),
         certificate: certificate.pem(),
         key: key.serialize_pem(),
     })
@@ -224,7 +232,13 @@ mod tests {
     use super::*;
 
     fn open(directory: &Path, now: SystemTime) -> Authority {
-        Authority::open(directory, &directory.join("public"), "sb.example", now).unwrap()
+        Authority::open(
+            directory,
+            &directory.join("public"),
+            &"sb.example".parse().unwrap(),
+            now,
+        )
+        .unwrap()
     }
 
     fn judge(authority: &Authority, chain: &[CertificateDer<'static>], name: &str, at: SystemTime) -> bool {
@@ -260,6 +274,20 @@ mod tests {
         let key = KeyPair::generate().unwrap();
         let other = params.signed_by(&key, &authority.issuer).unwrap();
         assert!(judge(&authority, &[other.der().clone()], "x.sb.example", now));
+    }
+
+    /// Machines have clocks that are wrong until somebody sets them.
+    #[test]
+    fn an_authority_that_was_made_at_a_wrong_time_is_good_at_the_right_one() {
+        let now = SystemTime::now();
+        for wrong in [now + 800 * LATE, UNIX_EPOCH + LATE] {
+            let directory = tempfile::tempdir().unwrap();
+            let made = open(directory.path(), wrong);
+            let authority = open(directory.path(), now);
+            assert_eq!(authority.kept.certificate, made.kept.certificate);
+            let chain = authority.issue(now).unwrap().cert;
+            assert!(judge(&authority, &chain, "api.sb.example", now), "{wrong:?}");
+        }
     }
 
     #[test]

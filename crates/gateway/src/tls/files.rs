@@ -29,6 +29,8 @@ pub(super) struct Files {
     seen: Option<[Stamp; 2]>,
     /// They are read again whatever they are.
     forgotten: bool,
+    /// Why they were of no use at the last look.
+    failed: Option<String>,
 }
 
 /// What another file differs in, or the same after it was written.
@@ -49,25 +51,38 @@ impl Files {
             domain: domain.to_owned(),
             seen: None,
             forgotten: false,
+            failed: None,
         };
         files.seen = Some(files.stamps()?);
         let read = files.read()?;
         Ok((files, read))
     }
 
-    /// What is in them, if they have changed since they were last read.
+    /// What is in them, if they have changed since they were last read. What could not be read is read again at each look, as it may have
+    /// been the host's fault; why it cannot is told once.
     pub(super) fn changed(&mut self) -> Option<Result<CertifiedKey, TlsError>> {
+        self.changed_by(Self::read)
+    }
+
+    fn changed_by(
+        &mut self,
+        read: impl FnOnce(&Self) -> Result<CertifiedKey, TlsError>,
+    ) -> Option<Result<CertifiedKey, TlsError>> {
         let now = self.stamps().ok();
-        if !self.forgotten && now == self.seen {
+        if !self.forgotten && self.failed.is_none() && now == self.seen {
             return None;
         }
         (self.seen, self.forgotten) = (now, false);
-        Some(self.read())
+        let read = read(self);
+        let failed = read.as_ref().err().map(|error| crate::error::with_causes(error));
+        let is_told = failed.is_some() && failed == self.failed;
+        self.failed = failed;
+        (!is_told).then_some(read)
     }
 
-    /// They are read again at the next look.
+    /// They are read again at the next look, and what is wrong with them is told again.
     pub(super) fn forget(&mut self) {
-        self.forgotten = true;
+        (self.forgotten, self.failed) = (true, None);
     }
 
     fn stamps(&self) -> Result<[Stamp; 2], TlsError> {
@@ -93,12 +108,13 @@ impl Files {
             });
         }
         let key = PrivateKeyDer::from_pem_slice(&content(&self.key)?).map_err(unusable(&self.key))?;
-        self.check_names(&chain);
         // It compares them, too.
-        CertifiedKey::from_der(chain, key, &provider()).map_err(|error| TlsError::Content {
+        let read = CertifiedKey::from_der(chain, key, &provider()).map_err(|error| TlsError::Content {
             path: self.certificate.clone(),
             why: format!("with the key {} it cannot be used ({error})", self.key.display()),
-        })
+        })?;
+        self.check_names(&read.cert);
+        Ok(read)
     }
 
     /// Clients refuse a certificate of other names; somebody may have a reason to use one all the same.
@@ -153,5 +169,36 @@ fn content(path: &Path) -> Result<Vec<u8>, TlsError> {
             path: path.to_owned(),
             why: format!("it is larger than {MAX_FILE} bytes"),
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_could_not_be_read_is_read_again_and_that_is_told_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let (certificate, key) = (directory.path().join("c.pem"), directory.path().join("k.pem"));
+        let write = || {
+            let made = rcgen::generate_simple_self_signed(["*.sb.example".to_owned()]).unwrap();
+            fs::write(&certificate, made.cert.pem()).unwrap();
+            fs::write(&key, made.signing_key.serialize_pem()).unwrap();
+        };
+        write();
+        let (mut files, first) = Files::open(&certificate, &key, "sb.example").unwrap();
+        assert!(files.changed().is_none());
+        write();
+        // The files are right, and the host has no descriptor left.
+        let fails = |_: &Files| Err(file("read", &certificate)(io::ErrorKind::Other.into()));
+        assert!(matches!(files.changed_by(fails), Some(Err(_))));
+        assert!(files.changed_by(fails).is_none());
+        files.forget();
+        assert!(matches!(files.changed_by(fails), Some(Err(_))));
+        let Some(Ok(renewed)) = files.changed() else {
+            panic!("the renewed certificate is lost")
+        };
+        assert_ne!(renewed.cert, first.cert);
+        assert!(files.changed().is_none());
     }
 }

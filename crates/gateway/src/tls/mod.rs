@@ -10,6 +10,7 @@
 mod authority;
 mod files;
 mod public;
+mod trusted;
 
 use std::io;
 use std::path::PathBuf;
@@ -24,23 +25,25 @@ use tokio::sync::{Semaphore, watch};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
+use crate::domain_name::Domain;
+use crate::locks::Locks;
+
 use authority::Authority;
 use files::Files;
 
 pub use authority::certificate_of;
-pub use public::{BUNDLE, CERTIFICATE, replace_file};
+pub use public::{CERTIFICATE, replace_file};
+pub use trusted::{Trusted, Written};
 
 /// How long a client may take for its handshake, the wait for a place included.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 
-/// Handshakes that are under way at once: each may hold the largest first message that TLS has.
+/// Handshakes that are under way at once, of all and of one address: each may hold the largest first message that TLS has.
 const HANDSHAKES: usize = 256;
+const HANDSHAKES_OF_ONE: usize = 64;
 
 /// How often it is looked whether a certificate has to be made or read again.
 const LOOK: Duration = Duration::from_secs(10);
-
-/// How often what programs read is compared with what this machine trusts now.
-const PUBLISH: Duration = Duration::from_secs(3600);
 
 /// Why there is no TLS.
 #[derive(Debug, thiserror::Error)]
@@ -66,6 +69,9 @@ pub enum TlsError {
     /// A certificate cannot be made.
     #[error("cannot make a certificate: {0}")]
     Make(String),
+    /// An authority is not one of a gateway's domain alone.
+    #[error("the certificate authority for {0} is not to be trusted: {1}")]
+    Untrusted(String, String),
     /// The library refuses what is to be served.
     #[error("TLS cannot be served with this certificate")]
     Library(#[from] rustls::Error),
@@ -96,13 +102,13 @@ pub struct Tls {
     current: Arc<Current>,
     source: Mutex<Source>,
     handshakes: Semaphore,
+    of_one: Locks,
 }
 
 enum Source {
     Own {
         authority: Box<Authority>,
         issued: SystemTime,
-        published: SystemTime,
     },
     Files(Files),
 }
@@ -123,27 +129,21 @@ fn provider() -> Arc<CryptoProvider> {
 }
 
 impl Tls {
-    /// For this domain, which may have a port behind a colon.
+    /// For this domain.
     ///
     /// # Errors
     /// There is no certificate, and none can be made.
-    pub fn open(source: &CertificateSource, domain: &str) -> Result<Arc<Self>, TlsError> {
-        let domain = domain.split_once(':').map_or(domain, |(name, _)| name);
+    pub fn open(source: &CertificateSource, domain: &Domain) -> Result<Arc<Self>, TlsError> {
         let (source, first) = match source {
             CertificateSource::Own { state, public } => {
                 let now = SystemTime::now();
                 let authority = Authority::open(state, public, domain, now)?;
                 let first = authority.issue(now)?;
                 let authority = Box::new(authority);
-                let source = Source::Own {
-                    authority,
-                    issued: now,
-                    published: now,
-                };
-                (source, first)
+                (Source::Own { authority, issued: now }, first)
             }
             CertificateSource::Files { certificate, key } => {
-                let (files, first) = Files::open(certificate, key, domain)?;
+                let (files, first) = Files::open(certificate, key, domain.name())?;
                 (Source::Files(files), first)
             }
         };
@@ -158,12 +158,14 @@ impl Tls {
             current,
             source: Mutex::new(source),
             handshakes: Semaphore::new(HANDSHAKES),
+            of_one: Locks::new(HANDSHAKES_OF_ONE),
         }))
     }
 
-    /// Shakes hands with a client.
-    pub(crate) async fn accept(&self, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
+    /// Shakes hands with a client, which is this one. Who comes from one address waits for others of it before taking a place of all.
+    pub(crate) async fn accept(&self, stream: TcpStream, client: &str) -> io::Result<TlsStream<TcpStream>> {
         let shake = async {
+            let _turn = self.of_one.lock(client).await;
             // Nobody closes it.
             let _place = self.handshakes.acquire().await.map_err(io::Error::other)?;
             self.acceptor.accept(stream).await
@@ -191,20 +193,10 @@ impl Tls {
     pub fn refresh(&self, now: SystemTime) {
         let mut source = self.source.lock().unwrap_or_else(PoisonError::into_inner);
         let next = match &mut *source {
-            Source::Own {
-                authority,
-                issued,
-                published,
-            } => {
-                if now.duration_since(*published).map_or(true, |age| age >= PUBLISH) {
-                    authority.publish();
-                    *published = now;
-                }
-                match authority::is_due(*issued, now) {
-                    false => return,
-                    true => authority.issue(now).inspect(|_| *issued = now),
-                }
-            }
+            Source::Own { authority, issued } => match authority::is_due(*issued, now) {
+                false => return,
+                true => authority.issue(now).inspect(|_| *issued = now),
+            },
             Source::Files(files) => match files.changed() {
                 None => return,
                 Some(read) => read,

@@ -1,8 +1,8 @@
-//! What everybody may read of an authority: its certificate alone, for programs that add it to those that they trust, and together with
-//! those that this machine trusts, for programs that take one file in place of theirs. Knows no key.
+//! An authority's certificate where everybody may read it, for programs that add it to those that they trust; and files that are replaced as
+//! a whole. Knows no key.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
@@ -11,22 +11,13 @@ use super::TlsError;
 /// The certificate's file.
 pub const CERTIFICATE: &str = "ca.pem";
 
-/// The file of all certificates together.
-pub const BUNDLE: &str = "ca-bundle.pem";
+/// Writes it if it is not there as it should be; whether it was not.
+pub(super) fn publish(directory: &Path, certificate: &str) -> Result<bool, TlsError> {
+    write(directory, CERTIFICATE, certificate.as_bytes())
+}
 
-/// Where systems have the certificates that they trust: Debian, Red Hat, SUSE, Alpine.
-const SYSTEM: [&str; 4] = [
-    "/etc/ssl/certs/ca-certificates.crt",
-    "/etc/pki/tls/certs/ca-bundle.crt",
-    "/etc/ssl/ca-bundle.pem",
-    "/etc/ssl/cert.pem",
-];
-
-/// The most bytes of these.
-const MAX_SYSTEM: u64 = 16 << 20;
-
-/// Writes both files if they are not there as they should be.
-pub(super) fn publish(directory: &Path, certificate: &str) -> Result<(), TlsError> {
+/// Writes a file for everybody if it is not there as it should be; whether it was not.
+pub(super) fn write(directory: &Path, name: &str, bytes: &[u8]) -> Result<bool, TlsError> {
     let failed = |path: &Path| {
         let path = path.to_owned();
         move |source| TlsError::File {
@@ -35,33 +26,13 @@ pub(super) fn publish(directory: &Path, certificate: &str) -> Result<(), TlsErro
             source,
         }
     };
-    let mut bundle = system();
-    if !bundle.is_empty() && !bundle.ends_with(b"\n") {
-        bundle.push(b'\n');
-    }
-    bundle.extend_from_slice(certificate.as_bytes());
     fs::create_dir_all(directory).map_err(failed(directory))?;
-    for (name, bytes) in [(CERTIFICATE, certificate.as_bytes()), (BUNDLE, &bundle)] {
-        let path = directory.join(name);
-        if fs::read(&path).is_ok_and(|there| there == bytes) {
-            continue;
-        }
-        replace_file(&path, bytes, 0o644).map_err(failed(&path))?;
+    let path = directory.join(name);
+    if fs::read(&path).is_ok_and(|there| there == bytes) {
+        return Ok(false);
     }
-    Ok(())
-}
-
-/// The certificates that this machine trusts; none where none are found.
-fn system() -> Vec<u8> {
-    for path in SYSTEM {
-        let Ok(file) = File::open(path) else { continue };
-        let mut bytes = Vec::new();
-        match file.take(MAX_SYSTEM).read_to_end(&mut bytes) {
-            Ok(_) => return bytes,
-            Err(error) => log::warn!("{path} cannot be read, and is left out of {BUNDLE}: {error}"),
-        }
-    }
-    Vec::new()
+    replace_file(&path, bytes, 0o644).map_err(failed(&path))?;
+    Ok(true)
 }
 
 /// Writes a file that is there whole or as it was, also after a power failure.

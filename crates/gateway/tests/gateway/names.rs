@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use base64::Engine;
-use gateway::{CERTIFICATE, CertificateSource, Dns, Facade, Listeners, Tls, Zone};
+use gateway::{CERTIFICATE, CertificateSource, Dns, Domain, Facade, LimitsConfig, Listeners, Tls, Zone};
 use http::{Request, StatusCode};
 use http_body_util::{BodyExt, Empty};
 use hyper_util::rt::TokioIo;
@@ -16,7 +16,7 @@ use rustls::pki_types::{CertificateDer, ServerName};
 use serde_json::{Value, json};
 use sha2::Digest;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream, UdpSocket};
+use tokio::net::{TcpListener, TcpSocket, TcpStream, UdpSocket};
 use tokio::sync::watch;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
@@ -30,6 +30,7 @@ struct Named {
     bed: Bed,
     tls: Arc<Tls>,
     address: SocketAddr,
+    plain: SocketAddr,
     directory: tempfile::TempDir,
     _stop: watch::Sender<bool>,
 }
@@ -41,15 +42,17 @@ impl Named {
 
     async fn with(bed: Bed) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let tls = Tls::open(&own(directory.path()), "sb.example:8443").unwrap();
+        let tls = Tls::open(&own(directory.path()), &domain("sb.example:8443")).unwrap();
         Self::serve(bed, tls, directory).await
     }
 
     async fn serve(bed: Bed, tls: Arc<Tls>, directory: tempfile::TempDir) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
+        let loopback = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let plain = loopback.local_addr().unwrap();
         let listeners = Listeners {
-            plain: TcpListener::bind("127.0.0.1:0").await.unwrap(),
+            plain: loopback,
             tls: Some((listener, Arc::clone(&tls))),
         };
         let (stop, stopped) = watch::channel(false);
@@ -58,9 +61,18 @@ impl Named {
             bed,
             tls,
             address,
+            plain,
             directory,
             _stop: stop,
         }
+    }
+
+    /// By TLS' port, from this address.
+    async fn connect_from(&self, host: &str) -> TcpStream {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind(format!("{host}:0").parse().unwrap()).unwrap();
+        let connected = tokio::time::timeout(SOON, socket.connect(self.address)).await;
+        connected.unwrap().unwrap()
     }
 
     fn authority(&self) -> PathBuf {
@@ -111,6 +123,10 @@ async fn files_for_a_build_are_sent_by_tls_too() {
     assert!(url.starts_with("https://api.sb.example:8443/uploads/one/"), "{url}");
 }
 
+fn domain(text: &str) -> Domain {
+    text.parse().unwrap()
+}
+
 fn own(directory: &Path) -> CertificateSource {
     CertificateSource::Own {
         state: directory.to_owned(),
@@ -119,6 +135,10 @@ fn own(directory: &Path) -> CertificateSource {
 }
 
 async fn connect(address: SocketAddr, authority: &Path, name: &str) -> std::io::Result<TlsStream<TcpStream>> {
+    shake(TcpStream::connect(address).await?, authority, name).await
+}
+
+async fn shake(stream: TcpStream, authority: &Path, name: &str) -> std::io::Result<TlsStream<TcpStream>> {
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_file_iter(authority).unwrap() {
         roots.add(certificate.unwrap()).unwrap();
@@ -131,7 +151,6 @@ async fn connect(address: SocketAddr, authority: &Path, name: &str) -> std::io::
         .with_no_client_auth();
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     let name = ServerName::try_from(name.to_owned()).unwrap();
-    let stream = TcpStream::connect(address).await?;
     TlsConnector::from(Arc::new(config)).connect(name, stream).await
 }
 
@@ -183,16 +202,16 @@ async fn other_names_and_other_authorities_are_not_taken() {
     );
 }
 
-/// Whoever is slow or speaks something else is in nobody's way, and does not stay.
+/// Whoever is slow or speaks something else is in the way of no other address, and does not stay: these are more than there are handshakes
+/// at once.
 #[tokio::test]
 async fn handshakes_are_nobody_elses_affair() {
     let named = Named::new().await;
     let mut silent = Vec::new();
-    for _ in 0..200 {
-        let connected = tokio::time::timeout(SOON, TcpStream::connect(named.address)).await;
-        silent.push(connected.unwrap().unwrap());
+    for _ in 0..300 {
+        silent.push(named.connect_from("127.0.0.2").await);
     }
-    let mut wrong = TcpStream::connect(named.address).await.unwrap();
+    let mut wrong = named.connect_from("127.0.0.2").await;
     wrong.write_all(b"GET /health HTTP/1.1\r\n\r\n").await.unwrap();
     let answered = tokio::time::timeout(Duration::from_secs(5), named.get("api.sb.example", "/health")).await;
     assert_eq!(answered.unwrap().0, StatusCode::OK);
@@ -201,6 +220,37 @@ async fn handshakes_are_nobody_elses_affair() {
         // Closed, whether in order or not.
         drop(tokio::time::timeout(SOON, stream.read_to_end(&mut rest)).await.unwrap());
     }
+}
+
+/// Who comes by TLS from one address takes neither all places there nor one of the loopback's.
+#[tokio::test]
+async fn strangers_take_no_place_of_others() {
+    let named = Named::with(Bed::with(LimitsConfig {
+        connections: 3,
+        per_address: 2,
+        ..LimitsConfig::default()
+    }))
+    .await;
+    let held = [
+        named.connect_from("127.0.0.1").await,
+        named.connect_from("127.0.0.1").await,
+    ];
+    let mut third = named.connect_from("127.0.0.1").await;
+    // Long before its handshake would be over.
+    let closed = tokio::time::timeout(SOON / 4, third.read(&mut [0])).await;
+    assert_eq!(closed.unwrap().unwrap(), 0);
+    let other = named.connect_from("127.0.0.2").await;
+    let other = shake(other, &named.authority(), "api.sb.example").await.unwrap();
+    // All places of TLS are taken now.
+    let mut plain = TcpStream::connect(named.plain).await.unwrap();
+    plain
+        .write_all(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        .await
+        .unwrap();
+    let mut line = [0; 12];
+    let answered = tokio::time::timeout(SOON / 4, plain.read_exact(&mut line)).await;
+    assert_eq!((answered.unwrap().unwrap(), &line), (12, b"HTTP/1.1 200"));
+    drop((held, other));
 }
 
 #[tokio::test]
@@ -253,27 +303,32 @@ async fn an_authority_stays_and_is_of_one_domain() {
     use std::os::unix::fs::PermissionsExt;
     let directory = tempfile::tempdir().unwrap();
     let certificate = || std::fs::read_to_string(directory.path().join("public").join(CERTIFICATE)).unwrap();
-    let open = |domain| Tls::open(&own(directory.path()), domain).unwrap();
+    let open = |text| Tls::open(&own(directory.path()), &domain(text)).unwrap();
     open("sb.example");
     let first = certificate();
     assert_eq!(
-        gateway::certificate_of(directory.path()).unwrap().as_deref(),
+        gateway::certificate_of(directory.path(), &domain("sb.example"))
+            .unwrap()
+            .as_deref(),
         Some(&*first)
     );
     open("sb.example:8443");
     assert_eq!(certificate(), first);
     open("other.example");
     assert_ne!(certificate(), first);
-    let file = directory.path().join("authority.json");
+    // Programs that trust the first one find it again.
+    open("sb.example");
+    assert_eq!(certificate(), first);
+    let file = directory.path().join("authority-other.example.json");
     assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
     std::fs::write(&file, "{}").unwrap();
-    let Err(error) = Tls::open(&own(directory.path()), "other.example") else {
+    let Err(error) = Tls::open(&own(directory.path()), &domain("other.example")) else {
         panic!("a file without a key was taken")
     };
-    assert!(error.to_string().contains("authority.json"), "{error}");
-    // What programs read instead of the machine's has both.
-    let bundle = std::fs::read_to_string(directory.path().join("public").join(gateway::BUNDLE)).unwrap();
-    assert!(bundle.ends_with(&certificate()));
+    assert!(error.to_string().contains("authority-other.example.json"), "{error}");
+    // One of another domain would be of no use to anybody.
+    std::fs::copy(directory.path().join("authority-sb.example.json"), &file).unwrap();
+    assert!(Tls::open(&own(directory.path()), &domain("other.example")).is_err());
 }
 
 /// A certificate for all names below a domain that is its own authority, and its key.
@@ -300,7 +355,7 @@ async fn files_are_read_again_when_they_change_and_broken_ones_change_nothing() 
         certificate: certificate.clone(),
         key: key.clone(),
     };
-    let tls = Tls::open(&source, "sb.example").unwrap();
+    let tls = Tls::open(&source, &domain("sb.example")).unwrap();
     let named = Named::serve(Bed::new(), tls, directory).await;
     let now = async || shown(&connect(named.address, &certificate, "api.sb.example").await.unwrap());
     let first = now().await;
@@ -340,7 +395,7 @@ async fn files_are_read_again_when_they_change_and_broken_ones_change_nothing() 
     named.tls.reload();
     assert_ne!(now().await, second);
     std::fs::write(&key, "").unwrap();
-    assert!(Tls::open(&source, "sb.example").is_err());
+    assert!(Tls::open(&source, &domain("sb.example")).is_err());
 }
 
 /// A question, as it travels.
@@ -365,7 +420,7 @@ const IN: u16 = 1;
 
 fn zone(addresses: &[&str]) -> Zone {
     let addresses: Vec<IpAddr> = addresses.iter().map(|text| text.parse().unwrap()).collect();
-    Zone::new("sb.example:8443", addresses).unwrap()
+    Zone::new(&domain("sb.example:8443"), addresses).unwrap()
 }
 
 /// Code, whether with authority, and how many answers and records of the authority there are.

@@ -129,7 +129,7 @@ async fn nothing_but_the_page_is_below_its_path() {
 async fn a_terminal_reaches_processes_and_nothing_else() {
     let bed = Bed::new();
     let id = bed.make(Value::Null).await;
-    for method in ["Start", "Connect", "SendInput", "Update"] {
+    for method in ["Start", "Connect", "SendInput", "SendSignal", "Update"] {
         let (head, body) = ask(&bed, "POST", &format!("/ui/process/{id}/{method}?path=/x"), None).await;
         assert_eq!(head.status(), 200);
         let told: Value = serde_json::from_slice(&body).unwrap();
@@ -165,4 +165,30 @@ async fn a_terminal_reaches_processes_and_nothing_else() {
             .status(),
         502
     );
+}
+
+#[tokio::test]
+async fn a_terminal_wants_the_sandboxs_token() {
+    let bed = Bed::with_envd(std::sync::Arc::new(gateway::Facade::default()));
+    let id = bed.make(Value::Null).await;
+    let other = bed.make(Value::Null).await;
+    let token = async |id: &str| {
+        let told = bed.get(&format!("/sandboxes/{id}")).await.is(200);
+        told["envdAccessToken"].as_str().unwrap().to_owned()
+    };
+    let call = async |token: Option<&str>| {
+        let mut request = Request::post(format!("/ui/process/{id}/Update"))
+            .header("host", "127.0.0.1:3000")
+            .header("content-type", "application/json")
+            .header("x-api-key", &bed.key);
+        if let Some(token) = token {
+            request = request.header("x-access-token", token);
+        }
+        let body = Body::from(json!({"process": {"pid": 1}}).to_string());
+        bed.send(request.body(body).unwrap()).await.status
+    };
+    for bad in [None, Some("x"), Some(&*token(&other).await)] {
+        assert_eq!(call(bad).await, StatusCode::UNAUTHORIZED, "{bad:?}");
+    }
+    assert_ne!(call(Some(&token(&id).await)).await, StatusCode::UNAUTHORIZED);
 }

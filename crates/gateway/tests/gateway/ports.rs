@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
@@ -310,7 +311,7 @@ async fn a_changed_protocol_is_passed_as_bytes() {
     let bed = Bed::new();
     let port = server().await;
     let id = bed.make(Value::Null).await;
-    let (address, _stop, _serving) = listen(&bed).await;
+    let (address, stop, mut serving) = listen(&bed).await;
     let mut client = TcpStream::connect(address).await.unwrap();
     let head = format!(
         "GET /upgrade HTTP/1.1\r\nHost: {port}-{id}.sb.example\r\nConnection: keep-alive, Upgrade\r\nUpgrade: echo\r\n\r\n"
@@ -327,6 +328,12 @@ async fn a_changed_protocol_is_passed_as_bytes() {
         client.read_exact(&mut got).await.unwrap();
         assert_eq!(&got, back);
     }
+    // It has its place until it ends, and a gateway that is to end waits for it as for others.
+    stop.send(true).unwrap();
+    let waits = tokio::time::timeout(Duration::from_millis(300), &mut serving).await;
+    assert!(waits.is_err(), "it has ended: {waits:?}");
+    drop(client);
+    tokio::time::timeout(SOON, serving).await.unwrap().unwrap().unwrap();
 }
 
 #[tokio::test]

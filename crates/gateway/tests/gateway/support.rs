@@ -227,7 +227,7 @@ fn parts(node: &Arc<FakeNode>, store: &Arc<Sqlite>, state: &Path, limits: Limits
         store: Arc::clone(store) as Arc<dyn ControlStore>,
         envd: Arc::new(Echo),
         tokens: Tokens::open(state).unwrap(),
-        domain: Some("sb.example".into()),
+        domain: Some("sb.example".parse().unwrap()),
         limits,
         builds: BuildsConfig::new(state.join("uploads")),
         volumes: VolumesConfig::default(),

@@ -111,14 +111,21 @@ export function history(id, seconds) {
   return ask('GET', `/sandboxes/${id}/metrics?start=${start}`)
 }
 
-/** Does something again and again as long as the page is looked at: not beside itself, and less often while it fails. `signal` ends it. */
+/** The longest pause of what fails, whatever the gateway asks for. */
+const LONGEST = 60_000
+
+/** Does something again and again as long as the page is looked at: not beside itself, and less often while it fails. `signal` ends it.
+ *  What it gives does it at once; or once more when it is being done, as that may have asked before what there is to see now. */
 export function repeat(milliseconds, signal, work) {
   let timer
   let failed = 0
   let runs = false
+  let isAsked = false
   const go = async () => {
     clearTimeout(timer)
-    if (signal.aborted || runs || document.hidden) return
+    if (signal.aborted || document.hidden) return
+    isAsked = runs
+    if (runs) return
     runs = true
     let wait = milliseconds
     try {
@@ -127,10 +134,12 @@ export function repeat(milliseconds, signal, work) {
     } catch (error) {
       if (!signal.aborted && !(error instanceof Failure)) console.error(error)
       failed = Math.min(failed + 1, 4)
-      wait = Math.max(error.after > 0 ? error.after * 1000 : 0, Math.min(milliseconds, 1000) * 2 ** (failed - 1))
+      const told = error.after > 0 ? error.after * 1000 : 0
+      wait = Math.min(LONGEST, Math.max(told, milliseconds, 1000 * 2 ** (failed - 1)))
     }
     runs = false
-    if (!signal.aborted) timer = setTimeout(go, wait)
+    if (!signal.aborted) timer = setTimeout(go, isAsked && failed === 0 ? 0 : wait)
+    isAsked = false
   }
   document.addEventListener('visibilitychange', go, { signal })
   signal.addEventListener('abort', () => clearTimeout(timer))

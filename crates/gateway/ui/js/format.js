@@ -58,3 +58,9 @@ export function clock(date, withSeconds = true) {
 export function moment(text) {
   return new Date(text).toLocaleString(undefined, { dateStyle: 'medium', timeStyle: 'short' })
 }
+
+/** What leads the SDK to the gateway of a page at this location: at `api.DOMAIN` sandboxes are below the domain, and nowhere else. */
+export function variables({ protocol, host, origin }) {
+  if (protocol === 'https:' && host.startsWith('api.')) return [`export E2B_DOMAIN=${host.slice('api.'.length)}`]
+  return ['E2B_API_URL', 'E2B_SANDBOX_URL', 'E2B_VOLUME_API_URL'].map((name) => `export ${name}=${origin}`)
+}

@@ -3,7 +3,7 @@
 import { ask, history, metrics, repeat, sandboxes } from './api.js'
 import { Sparkline } from './chart.js'
 import { arrange, button, confirm, empty, h, note, say, set, snippet } from './dom.js'
-import { age, bytes, duration, isNever, percent } from './format.js'
+import { age, bytes, duration, isNever, percent, variables } from './format.js'
 
 /** How often the list is asked for, and what its sandboxes use. */
 const LIST = 2500
@@ -17,9 +17,8 @@ const AT_ONCE = 4
 
 /** What the SDK is told, where there is nothing. */
 export function first() {
-  const variables = ['E2B_API_URL', 'E2B_SANDBOX_URL'].map((name) => `export ${name}=${location.origin}`)
   return [
-    snippet([...variables, 'export E2B_API_KEY=e2b_…   # the key that you signed in with'].join('\n')),
+    snippet([...variables(location), 'export E2B_API_KEY=e2b_…   # the key that you signed in with'].join('\n')),
     snippet('from e2b import Sandbox\n\nsandbox = Sandbox.create("base")\nprint(sandbox.commands.run("uname -a").stdout)'),
   ]
 }

@@ -40,17 +40,18 @@ export class Processes {
     return response.json()
   }
 
-  /** One question, and each message of the answer to `each`, until that ends or `signal` is set. */
+  /** One question, and each message of the answer to `each`, which is waited for, so that no more comes than is taken; until that ends or
+   *  `signal` is set. The connection ends with it, however that is. */
   async stream(method, message, each, signal) {
-    const silent = new AbortController()
+    const own = new AbortController()
     let timer
     const heard = () => {
       clearTimeout(timer)
-      timer = setTimeout(() => silent.abort(), SILENCE * 1000)
+      timer = setTimeout(() => own.abort(), SILENCE * 1000)
     }
     try {
       heard()
-      const both = AbortSignal.any([signal, silent.signal])
+      const both = AbortSignal.any([signal, own.signal])
       const response = await this.post(method, 'application/connect+json', envelope(message), both)
       if (!response.ok) throw await refusal(response)
       const pieces = new Pieces()
@@ -62,7 +63,7 @@ export class Processes {
         for (const { flags, text } of pieces.add(value)) {
           const json = JSON.parse(text)
           if (!(flags & END)) {
-            each(json)
+            await each(json)
           } else if (json.error) {
             throw new Failure(json.error.code === 'not_found' ? 404 : 400, json.error.message ?? json.error.code)
           } else {
@@ -72,6 +73,7 @@ export class Processes {
       }
     } finally {
       clearTimeout(timer)
+      own.abort()
     }
   }
 }

@@ -3,7 +3,7 @@
 
 import { FitAddon } from '../vendor/xterm/addon-fit.mjs'
 import { Terminal } from '../vendor/xterm/xterm.mjs'
-import { button, empty, h, say } from './dom.js'
+import { button, empty, h, note, say } from './dom.js'
 import { Processes, fromBase64, toBase64 } from './process.js'
 
 /** bash, where there is one. */
@@ -136,10 +136,33 @@ class Shell {
       if (!isNew) this.redraw()
       this.send()
     } else if (event.data?.pty) {
-      this.view.write(fromBase64(event.data.pty))
+      return this.written(fromBase64(event.data.pty))
     } else if (event.end) {
       const { exitCode = 0, status } = event.end
       this.how = exitCode === 0 ? 'the shell has ended' : `the shell has ended: ${status ?? `exit code ${exitCode}`}`
+    }
+    return undefined
+  }
+
+  /** Until it is on the screen, or nobody looks any more. */
+  written(bytes) {
+    return new Promise((resolve) => {
+      const done = () => {
+        this.signal.removeEventListener('abort', done)
+        resolve()
+      }
+      this.signal.addEventListener('abort', done)
+      this.view.write(bytes, done)
+    })
+  }
+
+  /** Ends the shell that runs: nobody finds it again. */
+  async kill() {
+    if (this.pid === 0 || this.isOver) return
+    try {
+      await this.processes.call('SendSignal', { process: { pid: this.pid }, signal: 'SIGNAL_SIGKILL' })
+    } catch (error) {
+      if (error.status !== 404) note(`The old shell may run on: ${error.message}`, true)
     }
   }
 
@@ -241,6 +264,7 @@ export function terminal(root, signal, sandbox, resume) {
     life.abort()
     life = new AbortController()
     if (anew) {
+      shell?.kill()
       sessionStorage.removeItem(kept(id))
       view.reset()
     }

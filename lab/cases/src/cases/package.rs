@@ -194,9 +194,10 @@ fn a_gateway_serves(up: &Running<'_>) -> Result<()> {
     let owners = up.ok(&[
         "sh",
         "-c",
-        "cd /var/lib/basalt-gateway && stat -c '%a %U %n' . control.db authority.json",
+        "cd /var/lib/basalt-gateway && stat -c '%a %U %n' . control.db authority-*.json",
     ])?;
-    let expected = "700 basalt-gateway .\n600 basalt-gateway control.db\n600 basalt-gateway authority.json";
+    let expected =
+        "700 basalt-gateway .\n600 basalt-gateway control.db\n600 basalt-gateway authority-sb.localhost.json";
     ensure!(owners == expected, "the gateway's state is {owners}");
     let socket = up.ok(&["stat", "-c", "%a %U %G", "/run/basalt-gateway/basaltd.sock"])?;
     ensure!(
