@@ -208,7 +208,8 @@ pub trait Builds {
     /// The store failed.
     fn begin_build(&self, id: &str) -> Result<bool, Error>;
 
-    /// It has come to its end as this says, and one that is ready has the tags that it was to have. False if it is gone.
+    /// It has come to its end as this says, and one that is ready has the tags that it was to have, but for those that lead to one that
+    /// was asked for later. False if it is gone.
     ///
     /// # Errors
     /// The store failed.
@@ -220,7 +221,7 @@ pub trait Builds {
     /// The store failed.
     fn build_log(&self, id: &str) -> Result<Vec<LogLine>, Error>;
 
-    /// Those that were being built have failed by this; which they are.
+    /// Those that were being built have failed by this; which they are. There may be a machine of each, as nobody knows how far it was.
     ///
     /// # Errors
     /// The store failed.
@@ -264,6 +265,12 @@ pub trait Files {
     /// # Errors
     /// The store failed.
     fn files(&self, tenant: Option<&str>) -> Result<Vec<StoredFile>, Error>;
+
+    /// How many of a tenant's there are, and bytes of them, but for one of this hash.
+    ///
+    /// # Errors
+    /// The store failed.
+    fn files_total(&self, tenant: &str, but: &str) -> Result<(u64, u64), Error>;
 
     /// It is not there any more.
     ///
