@@ -220,6 +220,9 @@ pub(crate) async fn remove(
     principal: Principal,
     Body(asked): Body<DeleteTags>,
 ) -> Result<Response, Error> {
+    if asked.tags.is_empty() {
+        return Err(Error::invalid("`tags` is empty"));
+    }
     check_tags(&asked.tags)?;
     let (name, _) = split(&asked.name);
     let template = own(&gateway, &principal, name).await?;
