@@ -14,6 +14,9 @@ use crate::Error;
 /// The most bytes of a request's body, to the API. What goes to a sandbox is bounded there.
 pub(crate) const MAX_BODY: usize = 1 << 20;
 
+/// Uploads of a tenant that are under way or wait; a client sends those of a build at once.
+const UPLOADS: usize = 64;
+
 /// What may be changed of it.
 #[derive(Clone, Copy, Debug)]
 pub struct LimitsConfig {
@@ -52,6 +55,7 @@ pub(crate) struct Limits {
     keys: Seats,
     sandboxes: Seats,
     ports: Seats,
+    uploads: Seats,
     pub(crate) connections: Arc<Semaphore>,
     /// Changes that have begun, whether somebody waits for them or not.
     changes: Arc<Semaphore>,
@@ -69,6 +73,7 @@ impl Limits {
             keys: Seats::default(),
             sandboxes: Seats::default(),
             ports: Seats::default(),
+            uploads: Seats::default(),
             connections: Arc::new(Semaphore::new(config.connections)),
             changes: Arc::new(Semaphore::new(CHANGES as usize)),
         }
@@ -99,6 +104,11 @@ impl Limits {
     /// One more request about a sandbox's processes and files.
     pub(crate) fn to_sandbox(&self, id: &str) -> Option<Seat> {
         self.sandboxes.take(id, self.config.per_sandbox)
+    }
+
+    /// One more upload of a tenant, which needs no key but an address.
+    pub(crate) fn to_uploads(&self, tenant: &str) -> Option<Seat> {
+        self.uploads.take(tenant, UPLOADS)
     }
 
     /// One more request to its ports, which strangers may ask for.
