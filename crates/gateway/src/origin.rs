@@ -66,6 +66,15 @@ impl Gateway {
         self.store.with(move |store| store.template(&owned.0, &owned.1)).await
     }
 
+    /// The same, where there has to be one.
+    pub(crate) async fn need_template(&self, tenant: &str, wanted: &str) -> Result<control::Template, Error> {
+        let found = self.own_template(tenant, wanted).await?;
+        found.ok_or_else(|| Error::NotFound {
+            what: "template",
+            name: wanted.chars().take(64).collect(),
+        })
+    }
+
     /// The build of a template to which a tag leads.
     async fn find_build(
         &self,

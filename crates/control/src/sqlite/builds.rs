@@ -46,6 +46,10 @@ CREATE TABLE files (
 ) STRICT;
 ";
 
+/// In the column `kept`: there is a machine, and there is one that is being removed. 0 is none.
+const KEPT: u8 = 1;
+const GOING: u8 = 2;
+
 /// All of a build but its log.
 const BUILD: &str = "SELECT id, template, tenant, state, created_ns, finished_ns, cpus, memory_mib, disk_mib, wanted, kept, settings, failure
     FROM builds";
@@ -218,7 +222,7 @@ impl Templates for Sqlite {
         let mut connection = self.lock();
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let kept = {
-            let mut query = transaction.prepare(&format!("{BUILD} WHERE template = ?1 AND kept = 1"))?;
+            let mut query = transaction.prepare(&format!("{BUILD} WHERE template = ?1 AND kept != 0"))?;
             query.query_map([template], build)?.collect::<Result<Vec<Build>, _>>()?
         };
         transaction.execute("DELETE FROM templates WHERE id = ?1", [template])?;
@@ -232,11 +236,16 @@ impl Templates for Sqlite {
         Ok(query.query_map([template], tag)?.collect::<Result<_, _>>()?)
     }
 
-    fn assign_tags(&self, template: &str, build: &str, tags: &[String], now_ns: u64) -> Result<(), Error> {
+    fn assign_tags(&self, template: &str, build: &str, tags: &[String], now_ns: u64) -> Result<bool, Error> {
         let mut connection = self.lock();
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        let sql = format!("SELECT count(*) FROM builds WHERE id = ?1 AND kept = {KEPT}");
+        if count(&transaction, &sql, build)? == 0 {
+            return Ok(false);
+        }
         assign(&transaction, template, build, tags, now_ns)?;
-        Ok(transaction.commit()?)
+        transaction.commit()?;
+        Ok(true)
     }
 
     fn remove_tags(&self, template: &str, tags: Option<&[String]>) -> Result<(), Error> {
@@ -395,9 +404,16 @@ impl Builds for Sqlite {
 
     fn useless(&self) -> Result<Vec<Build>, Error> {
         let connection = self.lock();
-        let sql = format!("{BUILD} WHERE kept = 1 AND id NOT IN (SELECT build FROM tags) ORDER BY created_ns");
+        let sql = format!("{BUILD} WHERE kept != 0 AND id NOT IN (SELECT build FROM tags) ORDER BY created_ns");
         let mut query = connection.prepare_cached(&sql)?;
         Ok(query.query_map([], build)?.collect::<Result<_, _>>()?)
+    }
+
+    fn retire(&self, id: &str) -> Result<bool, Error> {
+        let sql = format!(
+            "UPDATE builds SET kept = {GOING} WHERE id = ?1 AND kept != 0 AND id NOT IN (SELECT build FROM tags)"
+        );
+        Ok(self.lock().execute(&sql, [id])? > 0)
     }
 
     fn forget(&self, id: &str) -> Result<(), Error> {

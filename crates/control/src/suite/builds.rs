@@ -134,6 +134,14 @@ pub(crate) fn a_build_without_a_tag_is_of_no_use(store: &impl ControlStore) {
     assert!(assigned.iter().all(|tag| tag.build == two.id));
     assert_eq!(assigned[1].assigned_ns, 300);
     assert_eq!(ids(&store.useless().unwrap()), [&one.id]);
+    assert!(!store.retire(&two.id).unwrap(), "a tag leads to it");
+    assert!(store.retire(&one.id).unwrap());
+    assert!(
+        !store
+            .assign_tags(&one.template, &one.id, &words(&["late"]), 301)
+            .unwrap()
+    );
+    assert_eq!(ids(&store.useless().unwrap()), [&one.id], "until it is gone");
     store.forget(&one.id).unwrap();
     assert!(store.useless().unwrap().is_empty());
     store.remove_tags(&two.template, Some(&words(&["v1", "none"]))).unwrap();

@@ -76,13 +76,7 @@ pub(crate) async fn link(
     headers: HeaderMap,
 ) -> Result<Response, Error> {
     check_hash(&hash)?;
-    let found = gateway.own_template(&principal.tenant, &template).await?;
-    if found.is_none() {
-        return Err(Error::NotFound {
-            what: "template",
-            name: template.chars().take(64).collect(),
-        });
-    }
+    gateway.need_template(&principal.tenant, &template).await?;
     let present = gateway.builds.files.is_there(&principal.tenant, &hash).await?;
     let expires = time_text::now().saturating_add(GOOD.as_secs());
     let tenant = &principal.tenant;

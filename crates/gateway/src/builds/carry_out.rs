@@ -329,18 +329,7 @@ impl Gateway {
             });
         };
         let found = match &job.plan.base {
-            // The node's, whatever the tenant calls its own.
-            Base::Image(_) => {
-                let template = self.nodes.find_template(&principal.owner(), wanted).await?;
-                let template = template.ok_or_else(|| Error::NotFound {
-                    what: "template",
-                    name: wanted.to_owned(),
-                })?;
-                Found {
-                    origin: Origin::Template(Box::new(template)),
-                    alias: None,
-                }
-            }
+            Base::Image(_) => self.nodes_base(principal).await?,
             Base::Template(_) => self.find(principal, wanted).await?,
         };
         let (usual, name) = match &found.origin {
@@ -396,6 +385,19 @@ impl Gateway {
             config,
             resources,
             settings: settings.unwrap_or_default(),
+        })
+    }
+
+    /// The node's template `base`, whatever the tenant calls its own.
+    async fn nodes_base(&self, principal: &Principal) -> Result<Found, Error> {
+        let template = self.nodes.find_template(&principal.owner(), BASE).await?;
+        let template = template.ok_or_else(|| Error::NotFound {
+            what: "template",
+            name: BASE.to_owned(),
+        })?;
+        Ok(Found {
+            origin: Origin::Template(Box::new(template)),
+            alias: None,
         })
     }
 
@@ -471,6 +473,11 @@ impl Gateway {
     }
 
     async fn remove_one_useless(&self, build: &str) -> Result<(), Error> {
+        let id = build.to_owned();
+        // Somebody may have given it a tag meanwhile.
+        if !self.store.with(move |store| store.retire(&id)).await? {
+            return Ok(());
+        }
         self.remove_snapshot(&Owner::Gateway, build).await?;
         let id = build.to_owned();
         self.store.with(move |store| store.forget(&id)).await
