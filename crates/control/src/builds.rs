@@ -6,7 +6,8 @@
 //!  add ──▶ Waiting (files are uploaded) ──▶ begin ──▶ Building ──▶ finish ─┬─▶ Ready, has the tags that were asked for
 //!              │ too long                                   │ gateway ends └─▶ Failed
 //!              └──▶ gone                                    └──▶ fail_unfinished ──▶ Failed
-//!  a build that is ready and has no tag left is of no use: `useless` names it until `forget` says that nothing is kept of it
+//!  a build that is ready and has no tag left is of no use: `useless` names it until `forget` says that nothing is kept
+//!  of it; what removes it says `retire` before
 //! ```
 
 use serde::{Deserialize, Serialize};
@@ -169,11 +170,11 @@ pub trait Templates {
     /// The store failed.
     fn tags(&self, template: &str) -> Result<Vec<Tag>, Error>;
 
-    /// They lead to this build of the template from now on, in place of others.
+    /// They lead to this build of the template from now on, in place of others. False if there is no machine of it, or it is going.
     ///
     /// # Errors
     /// There are too many, or the store failed.
-    fn assign_tags(&self, template: &str, build: &str, tags: &[String], now_ns: u64) -> Result<(), Error>;
+    fn assign_tags(&self, template: &str, build: &str, tags: &[String], now_ns: u64) -> Result<bool, Error>;
 
     /// They lead to nothing any more; all of them where none is named.
     ///
@@ -208,7 +209,8 @@ pub trait Builds {
     /// The store failed.
     fn begin_build(&self, id: &str) -> Result<bool, Error>;
 
-    /// It has come to its end as this says, and one that is ready has the tags that it was to have. False if it is gone.
+    /// It has come to its end as this says, and one that is ready has the tags that it was to have, but for those that lead to one that
+    /// was asked for later. False if it is gone.
     ///
     /// # Errors
     /// The store failed.
@@ -220,7 +222,7 @@ pub trait Builds {
     /// The store failed.
     fn build_log(&self, id: &str) -> Result<Vec<LogLine>, Error>;
 
-    /// Those that were being built have failed by this; which they are.
+    /// Those that were being built have failed by this; which they are. There may be a machine of each, as nobody knows how far it was.
     ///
     /// # Errors
     /// The store failed.
@@ -237,6 +239,12 @@ pub trait Builds {
     /// # Errors
     /// The store failed.
     fn useless(&self) -> Result<Vec<Build>, Error>;
+
+    /// Its machine is going, and no tag can lead to it from now on. False if one does.
+    ///
+    /// # Errors
+    /// The store failed.
+    fn retire(&self, id: &str) -> Result<bool, Error>;
 
     /// No machine is kept of it.
     ///
@@ -264,6 +272,12 @@ pub trait Files {
     /// # Errors
     /// The store failed.
     fn files(&self, tenant: Option<&str>) -> Result<Vec<StoredFile>, Error>;
+
+    /// How many of a tenant's there are, and bytes of them, but for one of this hash.
+    ///
+    /// # Errors
+    /// The store failed.
+    fn files_total(&self, tenant: &str, but: &str) -> Result<(u64, u64), Error>;
 
     /// It is not there any more.
     ///

@@ -461,7 +461,7 @@ mod tests {
         let path = directory.path().join("state");
         make_private(&path).unwrap();
         let old = Connection::open(path.join(FILE)).unwrap();
-        old.execute_batch(TABLES).unwrap();
+        old.execute_batch(include_str!("../golden/control-v1.sql")).unwrap();
         old.pragma_update(None, "user_version", 1).unwrap();
         old.execute("INSERT INTO tenants (name, created) VALUES ('a', 1)", [])
             .unwrap();
@@ -470,6 +470,15 @@ mod tests {
             let store = Sqlite::open(&path).unwrap();
             assert_eq!(store.tenants().unwrap().len(), 1);
             assert!(crate::Templates::templates(&store, "a").unwrap().is_empty());
+            let tables = |connection: &Connection| -> Vec<String> {
+                let mut query = connection
+                    .prepare("SELECT sql FROM sqlite_schema WHERE sql NOT NULL ORDER BY name")
+                    .unwrap();
+                let all = query.query_map([], |row| row.get(0)).unwrap();
+                all.collect::<Result<_, _>>().unwrap()
+            };
+            let (_directory, new) = open();
+            assert_eq!(tables(&store.lock()), tables(&new.lock()));
         }
     }
 

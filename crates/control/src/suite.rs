@@ -21,6 +21,8 @@ macro_rules! suite {
             the_newest_of_the_audit_log_comes_first,
             templates_are_each_tenants_own,
             a_build_begins_once_and_has_its_tags_when_it_is_ready,
+            a_tag_stays_with_the_build_that_was_asked_for_last,
+            a_build_that_would_have_too_many_tags_is_refused,
             a_build_without_a_tag_is_of_no_use,
             what_does_not_come_to_its_end_is_bounded_and_goes,
             files_are_found_by_tenant_and_hash);

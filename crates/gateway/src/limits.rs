@@ -15,6 +15,9 @@ use crate::places::Places;
 /// The most bytes of a request's body, to the API. What goes to a sandbox is bounded there.
 pub(crate) const MAX_BODY: usize = 1 << 20;
 
+/// Uploads of a tenant that are under way or wait; a client sends those of a build at once.
+const UPLOADS: usize = 64;
+
 /// What may be changed of it.
 #[derive(Clone, Copy, Debug)]
 pub struct LimitsConfig {
@@ -56,6 +59,7 @@ pub(crate) struct Limits {
     keys: Seats,
     sandboxes: Seats,
     ports: Seats,
+    uploads: Seats,
     /// Of connections without TLS.
     pub(crate) plain: Places,
     /// Of those by TLS.
@@ -76,6 +80,7 @@ impl Limits {
             keys: Seats::default(),
             sandboxes: Seats::default(),
             ports: Seats::default(),
+            uploads: Seats::default(),
             plain: Places::new(config.connections, None),
             tls: Places::new(config.connections, Some(config.per_address)),
             changes: Arc::new(Semaphore::new(CHANGES as usize)),
@@ -107,6 +112,11 @@ impl Limits {
     /// One more request about a sandbox's processes and files.
     pub(crate) fn to_sandbox(&self, id: &str) -> Option<Seat> {
         self.sandboxes.take(id, self.config.per_sandbox)
+    }
+
+    /// One more upload of a tenant, which needs no key but an address.
+    pub(crate) fn to_uploads(&self, tenant: &str) -> Option<Seat> {
+        self.uploads.take(tenant, UPLOADS)
     }
 
     /// One more request to its ports, which strangers may ask for.

@@ -1,5 +1,5 @@
-//! What a sandbox is made of: what somebody writes as a `templateID` looked up. Templates that the tenant has built come first, then its names
-//! of snapshots, then the node's templates, by name or id, then the tenant's snapshots. Makes nothing.
+//! What a sandbox is made of: what somebody writes as a `templateID` looked up. Templates that the tenant has built come first, if a build
+//! of them is ready, then its names of snapshots, then the node's templates, by name or id, then the tenant's snapshots. Makes nothing.
 
 use control::{Build, DEFAULT_TAG};
 use node_api::{Snapshot, Template};
@@ -66,6 +66,15 @@ impl Gateway {
         self.store.with(move |store| store.template(&owned.0, &owned.1)).await
     }
 
+    /// The same, where there has to be one.
+    pub(crate) async fn need_template(&self, tenant: &str, wanted: &str) -> Result<control::Template, Error> {
+        let found = self.own_template(tenant, wanted).await?;
+        found.ok_or_else(|| Error::NotFound {
+            what: "template",
+            name: wanted.chars().take(64).collect(),
+        })
+    }
+
     /// The build of a template to which a tag leads.
     async fn find_build(
         &self,
@@ -73,12 +82,7 @@ impl Gateway {
         template: control::Template,
         tag: &str,
         asked: &str,
-    ) -> Result<Found, Error> {
-        let wanted = format!("{}:{tag}", template.name);
-        let missing = || Error::NotFound {
-            what: "a build of the template",
-            name: wanted.clone(),
-        };
+    ) -> Result<Option<Found>, Error> {
         let (tenant, id, tag) = (principal.tenant.clone(), template.id.clone(), tag.to_owned());
         let build = self.store.with(move |store| {
             let all = store.tags(&id)?;
@@ -88,41 +92,48 @@ impl Gateway {
             }
         });
         let Some(build) = build.await? else {
-            return Err(missing());
+            return Ok(None);
         };
         let snapshot = self
             .nodes
             .find_snapshot(&principal.owner(), &snapshot_name(&build.id))
             .await?;
-        let snapshot = snapshot.ok_or_else(missing)?;
-        Ok(Found {
+        let Some(snapshot) = snapshot else {
+            return Ok(None);
+        };
+        Ok(Some(Found {
             alias: (asked == template.name).then(|| template.name.clone()),
             origin: Origin::Built(Box::new(Built {
                 template,
                 build,
                 snapshot,
             })),
-        })
+        }))
     }
 
     /// What `text` stands for.
     pub(crate) async fn find(&self, principal: &Principal, text: &str) -> Result<Found, Error> {
-        let missing = || Error::NotFound {
-            what: "template",
+        let mut what = "template";
+        let missing = |what| Error::NotFound {
+            what,
             name: text.chars().take(MAX_NAME).collect(),
         };
         if text.is_empty() || text.len() > MAX_NAME {
-            return Err(missing());
+            return Err(missing(what));
         }
         let (name, tag) = split(text);
         if let Some(template) = self.own_template(&principal.tenant, name).await? {
-            return self.find_build(principal, template, tag, name).await;
+            match self.find_build(principal, template, tag, name).await? {
+                Some(found) => return Ok(found),
+                // One that is not built yet hides nothing of the node's.
+                None => what = "a build of the template",
+            }
         }
         let (tenant, owned) = (principal.tenant.clone(), (name.to_owned(), tag.to_owned()));
         let alias = self.store.with(move |store| store.alias(&tenant, &owned.0, &owned.1));
         let target = match alias.await? {
             Some(alias) => alias.target,
-            None if tag != DEFAULT_TAG => return Err(missing()),
+            None if tag != DEFAULT_TAG => return Err(missing(what)),
             None => name.to_owned(),
         };
         let owner = principal.owner();
@@ -130,9 +141,9 @@ impl Gateway {
             Some(template) => Origin::Template(Box::new(template)),
             None => match self.nodes.find_snapshot(&owner, &target).await? {
                 // That of a build is asked for by its template.
-                Some(snapshot) if is_build(&snapshot.name) => return Err(missing()),
+                Some(snapshot) if is_build(&snapshot.name) => return Err(missing(what)),
                 Some(snapshot) => Origin::Snapshot(Box::new(snapshot)),
-                None => return Err(missing()),
+                None => return Err(missing(what)),
             },
         };
         // The beginning of an id is no name.

@@ -3,7 +3,7 @@
 use std::io;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::Duration;
 
@@ -26,6 +26,7 @@ pub struct Ended {
 /// A command that runs. Dropped before it has ended, its connection ends, and the command with it unless it is kept.
 #[derive(Debug)]
 pub struct Step {
+    begun: Receiver<()>,
     told: Receiver<Result<Ended, Error>>,
     stream: UnixStream,
 }
@@ -40,15 +41,33 @@ impl Step {
         request: ExecRequest,
         show: impl FnMut(OutputStream, &[u8]) -> io::Result<()> + Send + 'static,
     ) -> Result<Self, Error> {
+        let (begin, begun) = mpsc::channel();
         let (tell, told) = mpsc::channel();
         let second = stream.try_clone().map_err(Error::Thread)?;
         let work = move || {
             // Nobody listens any more where the build is over.
-            drop(tell.send(follow(stream, &request, show)));
+            drop(tell.send(follow(stream, &request, begin, show)));
         };
         let named = thread::Builder::new().name("step".into());
         named.spawn(work).map_err(Error::Thread)?;
-        Ok(Self { told, stream: second })
+        Ok(Self {
+            begun,
+            told,
+            stream: second,
+        })
+    }
+
+    /// Whether it runs, or has run; false if it does not within the limit. To be asked until it does, and before [`Self::ended`].
+    ///
+    /// # Errors
+    /// It could not be started, or its sandbox is gone.
+    pub fn started(&self, limit: Duration) -> Result<bool, Error> {
+        match self.begun.recv_timeout(limit) {
+            Ok(()) => Ok(true),
+            Err(RecvTimeoutError::Timeout) => Ok(false),
+            // It never will, and why comes next.
+            Err(RecvTimeoutError::Disconnected) => self.ended(None).map(|_| true),
+        }
     }
 
     /// How it has ended; `None` if it has not within the limit.
@@ -79,6 +98,7 @@ impl Drop for Step {
 fn follow(
     stream: UnixStream,
     request: &ExecRequest,
+    begin: Sender<()>,
     mut show: impl FnMut(OutputStream, &[u8]) -> io::Result<()>,
 ) -> Result<Ended, Error> {
     let mut connection = Connection::resume(stream).map_err(Error::Broken)?;
@@ -86,6 +106,8 @@ fn follow(
         Err(agent_api::Error::Exec(failure)) => return Err(Error::Start(failure)),
         running => running.map_err(Error::Broken)?,
     };
+    // Not everybody waits for it.
+    let _waits = begin.send(());
     let mut words = Vec::new();
     let status = loop {
         let (stream, bytes) = match output.next().map_err(Error::Broken)? {
@@ -137,6 +159,20 @@ mod tests {
             panic!()
         };
         assert!(words.ends_with("err\n"));
+    }
+
+    #[test]
+    fn that_a_command_has_started_is_told() {
+        let step = Step::start(connect(), script("sleep 100"), |_, _| Ok(())).unwrap();
+        assert!(step.started(Duration::from_secs(20)).unwrap());
+        assert_eq!(step.ended(Some(Duration::from_millis(1))).unwrap(), None);
+        let none = ExecRequest {
+            argv: vec!["/no/such/program".into()],
+            ..script("")
+        };
+        let step = Step::start(connect(), none, |_, _| Ok(())).unwrap();
+        let refused = step.started(Duration::from_secs(20));
+        assert!(matches!(refused, Err(Error::Start(_))), "{refused:?}");
     }
 
     #[test]

@@ -46,6 +46,10 @@ CREATE TABLE files (
 ) STRICT;
 ";
 
+/// In the column `kept`: there is a machine, and there is one that is being removed. 0 is none.
+const KEPT: u8 = 1;
+const GOING: u8 = 2;
+
 /// All of a build but its log.
 const BUILD: &str = "SELECT id, template, tenant, state, created_ns, finished_ns, cpus, memory_mib, disk_mib, wanted, kept, settings, failure
     FROM builds";
@@ -152,14 +156,32 @@ fn assign(connection: &Connection, template: &str, build: &str, tags: &[String],
             params![template, tag, build, int(now_ns)],
         )?;
     }
-    match count(connection, "SELECT count(*) FROM tags WHERE template = ?1", template)? > MAX_TAGS {
-        true => Err(Error::TooMany {
+    bound_tags(connection, template, &[])
+}
+
+/// Whether a template with these tags besides has not too many.
+fn bound_tags(connection: &Connection, template: &str, more: &[String]) -> Result<(), Error> {
+    let sql = "SELECT count(*) FROM (SELECT tag FROM tags WHERE template = ?1 UNION SELECT value FROM json_each(?2))";
+    let number: i64 = connection.query_row(sql, [template, &write(&more)?], |row| row.get(0))?;
+    match usize::try_from(number).is_ok_and(|number| number <= MAX_TAGS) {
+        false => Err(Error::TooMany {
             what: "tags of this template",
             most: MAX_TAGS,
             next: "remove some of them",
         }),
-        false => Ok(()),
+        true => Ok(()),
     }
+}
+
+/// Those of a build's tags that do not lead to one that was asked for later.
+fn not_later(connection: &Connection, build: &Build) -> Result<Vec<String>, Error> {
+    let mut query = connection.prepare_cached(
+        "SELECT tags.tag FROM tags JOIN builds ON builds.id = tags.build WHERE tags.template = ?1 AND builds.created_ns > ?2",
+    )?;
+    let later = query.query_map(params![build.template, int(build.created_ns)], |row| row.get(0))?;
+    let later = later.collect::<Result<Vec<String>, _>>()?;
+    let wanted = build.wanted.iter().filter(|tag| !later.contains(tag));
+    Ok(wanted.cloned().collect())
 }
 
 /// Older builds that nobody can ask for are forgotten.
@@ -200,7 +222,7 @@ impl Templates for Sqlite {
         let mut connection = self.lock();
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let kept = {
-            let mut query = transaction.prepare(&format!("{BUILD} WHERE template = ?1 AND kept = 1"))?;
+            let mut query = transaction.prepare(&format!("{BUILD} WHERE template = ?1 AND kept != 0"))?;
             query.query_map([template], build)?.collect::<Result<Vec<Build>, _>>()?
         };
         transaction.execute("DELETE FROM templates WHERE id = ?1", [template])?;
@@ -214,11 +236,16 @@ impl Templates for Sqlite {
         Ok(query.query_map([template], tag)?.collect::<Result<_, _>>()?)
     }
 
-    fn assign_tags(&self, template: &str, build: &str, tags: &[String], now_ns: u64) -> Result<(), Error> {
+    fn assign_tags(&self, template: &str, build: &str, tags: &[String], now_ns: u64) -> Result<bool, Error> {
         let mut connection = self.lock();
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        let sql = format!("SELECT count(*) FROM builds WHERE id = ?1 AND kept = {KEPT}");
+        if count(&transaction, &sql, build)? == 0 {
+            return Ok(false);
+        }
         assign(&transaction, template, build, tags, now_ns)?;
-        Ok(transaction.commit()?)
+        transaction.commit()?;
+        Ok(true)
     }
 
     fn remove_tags(&self, template: &str, tags: Option<&[String]>) -> Result<(), Error> {
@@ -273,6 +300,7 @@ impl Builds for Sqlite {
                 wanted.clone()
             }
         };
+        bound_tags(&transaction, &template.id, &build.wanted)?;
         transaction.execute(
             "INSERT INTO builds (id, template, tenant, state, created_ns, cpus, memory_mib, wanted, kept, settings)
              VALUES (?1, ?2, ?3, 'waiting', ?4, ?5, ?6, ?7, 0, ?8)",
@@ -334,7 +362,8 @@ impl Builds for Sqlite {
         }
         if build.state == BuildState::Ready {
             let now_ns = build.finished_ns.unwrap_or(build.created_ns);
-            assign(&transaction, &build.template, &build.id, &build.wanted, now_ns)?;
+            let tags = not_later(&transaction, build)?;
+            assign(&transaction, &build.template, &build.id, &tags, now_ns)?;
         }
         bound_history(&transaction, &build.template)?;
         transaction.commit()?;
@@ -356,7 +385,7 @@ impl Builds for Sqlite {
             query.query_map([], build)?.collect::<Result<Vec<Build>, _>>()?
         };
         transaction.execute(
-            "UPDATE builds SET state = 'failed', finished_ns = ?1, failure = ?2 WHERE state = 'building'",
+            "UPDATE builds SET state = 'failed', finished_ns = ?1, failure = ?2, kept = 1 WHERE state = 'building'",
             params![int(now_ns), write(failure)?],
         )?;
         transaction.commit()?;
@@ -375,9 +404,16 @@ impl Builds for Sqlite {
 
     fn useless(&self) -> Result<Vec<Build>, Error> {
         let connection = self.lock();
-        let sql = format!("{BUILD} WHERE kept = 1 AND id NOT IN (SELECT build FROM tags) ORDER BY created_ns");
+        let sql = format!("{BUILD} WHERE kept != 0 AND id NOT IN (SELECT build FROM tags) ORDER BY created_ns");
         let mut query = connection.prepare_cached(&sql)?;
         Ok(query.query_map([], build)?.collect::<Result<_, _>>()?)
+    }
+
+    fn retire(&self, id: &str) -> Result<bool, Error> {
+        let sql = format!(
+            "UPDATE builds SET kept = {GOING} WHERE id = ?1 AND kept != 0 AND id NOT IN (SELECT build FROM tags)"
+        );
+        Ok(self.lock().execute(&sql, [id])? > 0)
     }
 
     fn forget(&self, id: &str) -> Result<(), Error> {
@@ -412,6 +448,16 @@ impl Files for Sqlite {
         let sql = "SELECT * FROM files WHERE ?1 IS NULL OR tenant = ?1 ORDER BY used, tenant, hash";
         let mut query = connection.prepare_cached(sql)?;
         Ok(query.query_map([tenant], stored_file)?.collect::<Result<_, _>>()?)
+    }
+
+    fn files_total(&self, tenant: &str, but: &str) -> Result<(u64, u64), Error> {
+        let connection = self.lock();
+        let sql =
+            "SELECT count(*) AS files, coalesce(sum(bytes), 0) AS bytes FROM files WHERE tenant = ?1 AND hash != ?2";
+        let mut query = connection.prepare_cached(sql)?;
+        Ok(query.query_row([tenant, but], |row| {
+            Ok((unsigned(row, "files")?, unsigned(row, "bytes")?))
+        })?)
     }
 
     fn remove_file(&self, tenant: &str, hash: &str) -> Result<(), Error> {

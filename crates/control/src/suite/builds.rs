@@ -99,6 +99,28 @@ pub(crate) fn a_build_begins_once_and_has_its_tags_when_it_is_ready(store: &impl
     assert_eq!(tags(store, &wanted.id), both, "what failed takes nothing");
 }
 
+pub(crate) fn a_tag_stays_with_the_build_that_was_asked_for_last(store: &impl ControlStore) {
+    store.make_tenant("a", 1).unwrap();
+    let later = ready(store, "web", 2, &["default"]);
+    let older = ready(store, "web", 1, &["default", "old"]);
+    let both = [("default", &later.id), ("old", &older.id)];
+    let both = both.map(|(tag, build)| (tag.to_owned(), build.clone()));
+    assert_eq!(tags(store, &later.template), both);
+}
+
+pub(crate) fn a_build_that_would_have_too_many_tags_is_refused(store: &impl ControlStore) {
+    store.make_tenant("a", 1).unwrap();
+    let one = ready(store, "web", 1, &["t0"]);
+    let many: Vec<String> = (0..100).map(|number| format!("t{number}")).collect();
+    store.assign_tags(&one.template, &one.id, &many, 300).unwrap();
+    let (wanted, mut next) = a_build("a", "web", 2);
+    next.wanted = vec!["t7".into(), "more".into()];
+    let refused = store.add_build(&wanted, &next);
+    assert!(matches!(refused, Err(Error::TooMany { most: 100, .. })));
+    next.wanted = vec!["t7".into()];
+    store.add_build(&wanted, &next).unwrap();
+}
+
 pub(crate) fn a_build_without_a_tag_is_of_no_use(store: &impl ControlStore) {
     store.make_tenant("a", 1).unwrap();
     let one = ready(store, "web", 1, &["default", "v1"]);
@@ -112,6 +134,14 @@ pub(crate) fn a_build_without_a_tag_is_of_no_use(store: &impl ControlStore) {
     assert!(assigned.iter().all(|tag| tag.build == two.id));
     assert_eq!(assigned[1].assigned_ns, 300);
     assert_eq!(ids(&store.useless().unwrap()), [&one.id]);
+    assert!(!store.retire(&two.id).unwrap(), "a tag leads to it");
+    assert!(store.retire(&one.id).unwrap());
+    assert!(
+        !store
+            .assign_tags(&one.template, &one.id, &words(&["late"]), 301)
+            .unwrap()
+    );
+    assert_eq!(ids(&store.useless().unwrap()), [&one.id], "until it is gone");
     store.forget(&one.id).unwrap();
     assert!(store.useless().unwrap().is_empty());
     store.remove_tags(&two.template, Some(&words(&["v1", "none"]))).unwrap();
@@ -154,6 +184,11 @@ pub(crate) fn what_does_not_come_to_its_end_is_bounded_and_goes(store: &impl Con
         (BuildState::Failed, Some(500), Some(failure.clone()))
     );
     assert!(store.fail_unfinished(&failure, 600).unwrap().is_empty());
+    assert_eq!(
+        ids(&store.useless().unwrap()),
+        [&all[3].id],
+        "there may be a machine of it"
+    );
 }
 
 pub(crate) fn files_are_found_by_tenant_and_hash(store: &impl ControlStore) {
@@ -192,6 +227,9 @@ pub(crate) fn files_are_found_by_tenant_and_hash(store: &impl ControlStore) {
         "it is never used less"
     );
     assert_eq!(names(Some("a")), ["a1", "a2"]);
+    for (tenant, but, total) in [("a", "3", (2, 130)), ("a", "1", (1, 60)), ("b", "1", (0, 0))] {
+        assert_eq!(store.files_total(tenant, but).unwrap(), total, "{tenant} {but}");
+    }
     store.remove_file("a", "1").unwrap();
     assert_eq!(names(None), ["b1", "a2"]);
 }

@@ -265,17 +265,15 @@ async fn find(
     template: &str,
     build: &str,
 ) -> Result<(Template, Build), Error> {
-    let missing = |what, name: &str| Error::NotFound {
-        what,
-        name: name.chars().take(64).collect(),
-    };
-    let found = gateway.own_template(&principal.tenant, template).await?;
-    let found = found.ok_or_else(|| missing("template", template))?;
+    let found = gateway.need_template(&principal.tenant, template).await?;
     let (tenant, id) = (principal.tenant.to_string(), build.to_owned());
     let its = gateway.store.with(move |store| store.build(&tenant, &id)).await?;
     match its.filter(|one| one.template == found.id) {
         Some(one) => Ok((found, one)),
-        None => Err(missing("build", build)),
+        None => Err(Error::NotFound {
+            what: "build",
+            name: build.chars().take(64).collect(),
+        }),
     }
 }
 

@@ -36,16 +36,15 @@ pub(super) async fn guard(
         return Ok(response);
     }
     let action = format!("{} {}", request.method(), path.as_str());
-    let first = parameters
-        .iter()
-        .next()
-        .map(|(_, value)| value.chars().take(MAX_OBJECT).collect());
+    let first = parameters.iter().next().map(|(_, value)| value.to_owned());
     // What has begun is done to its end and written down, whether somebody still waits for it or not.
     let change = gateway.limits.change();
     let work = tokio::spawn(async move {
         let response = next.run(request).await;
         let object = response.extensions().get().map(|Object(name)| name.clone());
-        let object = object.or(first).unwrap_or_default();
+        // A body may have given it, which is longer than any name.
+        let object: String = object.or(first).unwrap_or_default();
+        let object = object.chars().take(MAX_OBJECT).collect();
         audit(&gateway, &principal, action, object, response.status()).await;
         drop((seat, change));
         response

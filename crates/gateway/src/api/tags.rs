@@ -168,11 +168,7 @@ fn no_tag(template: &Template, tag: &str) -> Error {
 }
 
 async fn own(gateway: &Gateway, principal: &Principal, wanted: &str) -> Result<Template, Error> {
-    let found = gateway.own_template(&principal.tenant, wanted).await?;
-    found.ok_or_else(|| Error::NotFound {
-        what: "template",
-        name: wanted.chars().take(64).collect(),
-    })
+    gateway.need_template(&principal.tenant, wanted).await
 }
 
 async fn tags_of(gateway: &Gateway, template: &Template) -> Result<Vec<Tag>, Error> {
@@ -199,10 +195,11 @@ pub(crate) async fn assign(
     let build = found.ok_or_else(|| no_tag(&template, tag))?.build;
     let (id, to, tags) = (template.id.clone(), build.clone(), asked.tags.clone());
     let now = time_text::now_ns();
-    gateway
-        .store
-        .with(move |store| store.assign_tags(&id, &to, &tags, now))
-        .await?;
+    let assigned = gateway.store.with(move |store| store.assign_tags(&id, &to, &tags, now));
+    // Its last tag may have been removed meanwhile, and it with it.
+    if !assigned.await? {
+        return Err(no_tag(&template, tag));
+    }
     gateway.remove_useless().await;
     let assigned = AssignedTags {
         tags: asked.tags,
@@ -220,6 +217,9 @@ pub(crate) async fn remove(
     principal: Principal,
     Body(asked): Body<DeleteTags>,
 ) -> Result<Response, Error> {
+    if asked.tags.is_empty() {
+        return Err(Error::invalid("`tags` is empty"));
+    }
     check_tags(&asked.tags)?;
     let (name, _) = split(&asked.name);
     let template = own(&gateway, &principal, name).await?;

@@ -76,13 +76,7 @@ pub(crate) async fn link(
     headers: HeaderMap,
 ) -> Result<Response, Error> {
     check_hash(&hash)?;
-    let found = gateway.own_template(&principal.tenant, &template).await?;
-    if found.is_none() {
-        return Err(Error::NotFound {
-            what: "template",
-            name: template.chars().take(64).collect(),
-        });
-    }
+    gateway.need_template(&principal.tenant, &template).await?;
     let present = gateway.builds.files.is_there(&principal.tenant, &hash).await?;
     let expires = time_text::now().saturating_add(GOOD.as_secs());
     let tenant = &principal.tenant;
@@ -117,9 +111,13 @@ pub(crate) async fn put(
     let length = request.headers().get(header::CONTENT_LENGTH);
     let length = length.and_then(|value| value.to_str().ok()?.parse().ok());
     let length: u64 = length.ok_or_else(|| Error::invalid("the header Content-Length is missing"))?;
+    let _seat = gateway
+        .limits
+        .to_uploads(&tenant)
+        .ok_or(Error::Busy("too many uploads of this tenant are under way"))?;
     let _change = gateway.limits.change();
     let body: Body = request.into_body();
-    let outcome = gateway.builds.files.receive(&tenant, &hash, length, body).await;
+    let outcome = gateway.builds.receive(&tenant, &hash, length, body).await;
     let status = outcome.as_ref().map_or_else(Error::status, |()| StatusCode::OK);
     let entry = AuditEntry {
         time_ns: time_text::now_ns(),

@@ -22,7 +22,7 @@ use crate::guest::Guest;
 use crate::labels::Said;
 use crate::launch::amount;
 use crate::node::Owner;
-use crate::origin::Origin;
+use crate::origin::{Found, Origin};
 use crate::plan::{on_image, on_template};
 use crate::time_text;
 
@@ -127,28 +127,55 @@ impl Gateway {
                 });
             }
         }
-        let (row, log) = (build.clone(), job.log.lines());
-        let written = self.store.with(move |store| store.finish_build(&row, &log)).await;
-        match written {
-            Ok(true) => (),
-            // Its template was deleted, or nobody will ever find it.
-            other => {
-                if let Err(error) = other {
+        let is_written = match self.write_end(job, &build).await {
+            Ok(there) => there,
+            // It may have come to have too many tags.
+            Err(error) if build.state == BuildState::Ready => {
+                let message = error.told().message;
+                job.log.say(LogLevel::Error, Some(session::FINALIZE), &message);
+                let failed = Build {
+                    state: BuildState::Failed,
+                    failure: Some(Failure {
+                        message,
+                        step: Some(session::FINALIZE.to_owned()),
+                    }),
+                    // Until housekeeping has removed what there is of it.
+                    kept: true,
+                    ..build.clone()
+                };
+                self.write_end(job, &failed).await.unwrap_or_else(|error| {
                     log::error!(
                         "how build {} ended cannot be written down: {}",
                         build.id,
                         with_causes(&error)
                     );
-                }
-                if build.kept
-                    && let Err(error) = self.remove_snapshot(&Owner::Gateway, &build.id).await
-                {
-                    log::warn!("the snapshot of build {} stays: {}", build.id, with_causes(&error));
-                }
+                    false
+                })
             }
+            Err(error) => {
+                log::error!(
+                    "how build {} ended cannot be written down: {}",
+                    build.id,
+                    with_causes(&error)
+                );
+                false
+            }
+        };
+        // Its template was deleted, or nobody will ever find it.
+        if !is_written
+            && build.kept
+            && let Err(error) = self.remove_snapshot(&Owner::Gateway, &build.id).await
+        {
+            log::warn!("the snapshot of build {} stays: {}", build.id, with_causes(&error));
         }
         self.builds.jobs().remove(&build.id);
         self.remove_useless().await;
+    }
+
+    /// Writes down how it has ended; false if it is not there any more.
+    async fn write_end(&self, job: &Job, build: &Build) -> Result<bool, Error> {
+        let (row, log) = (build.clone(), job.log.lines());
+        self.store.with(move |store| store.finish_build(&row, &log)).await
     }
 
     /// Waits until it may be made, and makes it.
@@ -159,9 +186,23 @@ impl Gateway {
             why,
         };
         job.log.say(LogLevel::Info, Some(session::BASE), "waiting for a turn");
-        let _its = self.builds.tenants.lock(&job.build.tenant).await;
-        // Nobody closes it.
-        let _turn = self.builds.turns.acquire().await;
+        // Its template may have been deleted before this was among what is ended with it.
+        let there = self.own_template(&job.build.tenant, &job.template.id).await;
+        if there
+            .map_err(|error| stopped(error.into()))?
+            .is_none_or(|template| template.id != job.template.id)
+        {
+            return Err(stopped(Fault::Cancelled));
+        }
+        // Nobody closes them.
+        let turn = async {
+            let its = self.builds.tenants.lock(&job.build.tenant).await;
+            (its, self.builds.turns.acquire().await)
+        };
+        let _turn = tokio::select! {
+            turn = turn => turn,
+            () = job.end.notified() => return Err(stopped(Fault::Cancelled)),
+        };
         if job.cancelled.load(Ordering::Relaxed) {
             return Err(stopped(Fault::Cancelled));
         }
@@ -287,7 +328,10 @@ impl Gateway {
                 settings: Settings::default(),
             });
         };
-        let found = self.find(principal, wanted).await?;
+        let found = match &job.plan.base {
+            Base::Image(_) => self.nodes_base(principal).await?,
+            Base::Template(_) => self.find(principal, wanted).await?,
+        };
         let (usual, name) = match &found.origin {
             Origin::Template(template) => (&template.resources, template.name()),
             Origin::Built(built) => (&built.snapshot.config.resources, built.template.name.as_str()),
@@ -344,6 +388,19 @@ impl Gateway {
         })
     }
 
+    /// The node's template `base`, whatever the tenant calls its own.
+    async fn nodes_base(&self, principal: &Principal) -> Result<Found, Error> {
+        let template = self.nodes.find_template(&principal.owner(), BASE).await?;
+        let template = template.ok_or_else(|| Error::NotFound {
+            what: "template",
+            name: BASE.to_owned(),
+        })?;
+        Ok(Found {
+            origin: Origin::Template(Box::new(template)),
+            alias: None,
+        })
+    }
+
     async fn make_ground(
         &self,
         principal: &Principal,
@@ -393,22 +450,37 @@ impl Gateway {
         for build in self.store.with(move |store| store.remove_template(&id)).await? {
             self.remove_snapshot(&Owner::Gateway, &build.id).await?;
         }
+        // One may have begun meanwhile.
+        self.builds.cancel(Some(&template.id));
         Ok(())
     }
 
-    /// Removes the snapshots of builds to which no tag leads any more.
+    /// Removes the snapshots of builds to which no tag leads any more. One that cannot be removed keeps no other.
     pub(crate) async fn remove_useless(&self) {
-        if let Err(error) = self.try_remove_useless().await {
+        let all = self.store.with(|store| store.useless()).await.unwrap_or_else(|error| {
             log::warn!("builds that are of no use stay for a while: {}", with_causes(&error));
+            Vec::new()
+        });
+        for build in all {
+            if let Err(error) = self.remove_one_useless(&build.id).await {
+                log::warn!(
+                    "build {} is of no use and stays for a while: {}",
+                    build.id,
+                    with_causes(&error)
+                );
+            }
         }
     }
 
-    async fn try_remove_useless(&self) -> Result<(), Error> {
-        for build in self.store.with(|store| store.useless()).await? {
-            self.remove_snapshot(&Owner::Gateway, &build.id).await?;
-            self.store.with(move |store| store.forget(&build.id)).await?;
+    async fn remove_one_useless(&self, build: &str) -> Result<(), Error> {
+        let id = build.to_owned();
+        // Somebody may have given it a tag meanwhile.
+        if !self.store.with(move |store| store.retire(&id)).await? {
+            return Ok(());
         }
-        Ok(())
+        self.remove_snapshot(&Owner::Gateway, build).await?;
+        let id = build.to_owned();
+        self.store.with(move |store| store.forget(&id)).await
     }
 }
 

@@ -7,7 +7,7 @@
 //!  DIRECTORY/TENANT/.NUMBER.part  one that is coming
 //! ```
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
@@ -22,6 +22,7 @@ use tokio::io::AsyncWriteExt;
 
 use super::BuildsConfig;
 use crate::Error;
+use crate::error::with_causes;
 use crate::locks::Locks;
 use crate::store::Store;
 use crate::time_text;
@@ -29,8 +30,18 @@ use crate::time_text;
 /// A body of which nothing comes for so long is given up.
 const SILENCE: Duration = Duration::from_secs(120);
 
+/// How long one may wait until it is taken, and take then: an address is good for as long.
+const WAITS: Duration = Duration::from_secs(600);
+const TAKES: Duration = Duration::from_secs(3600);
+
 /// Uploads of a tenant at once.
 const AT_ONCE: usize = 4;
+
+/// The most uploads of a tenant; empty ones take space too.
+const MOST: u64 = 1000;
+
+/// Tenants and hashes of uploads that must stay.
+pub(crate) type Needed = HashSet<(String, String)>;
 
 /// One that was of no use for so long goes; and where a tenant has no space left one that was not for so long.
 const KEPT: u64 = 7 * 24 * 3600;
@@ -55,8 +66,8 @@ pub(crate) struct Files {
     most: u64,
     quota: u64,
     store: Store,
-    /// Bytes that are coming, by tenant.
-    coming: Mutex<HashMap<String, u64>>,
+    /// How many are coming, and bytes of them, by tenant.
+    coming: Mutex<HashMap<String, (u64, u64)>>,
     turns: Locks,
 }
 
@@ -80,9 +91,10 @@ struct Promise<'f> {
 impl Drop for Promise<'_> {
     fn drop(&mut self) {
         let mut coming = self.files.coming.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(bytes) = coming.get_mut(self.tenant) {
+        if let Some((count, bytes)) = coming.get_mut(self.tenant) {
             *bytes = bytes.saturating_sub(self.bytes);
-            if *bytes == 0 {
+            *count = count.saturating_sub(1);
+            if *count == 0 {
                 coming.remove(self.tenant);
             }
         }
@@ -135,8 +147,14 @@ impl Files {
         Opener(self.directory.join(tenant))
     }
 
-    /// Takes one.
-    pub(crate) async fn receive(&self, tenant: &str, hash: &str, length: u64, body: Body) -> Result<(), Error> {
+    /// Takes one of this tenant and hash; where there is no space, others go that are not needed.
+    pub(crate) async fn receive(
+        &self,
+        (tenant, hash): (&str, &str),
+        length: u64,
+        body: Body,
+        needed: &(dyn Fn() -> Needed + Sync),
+    ) -> Result<(), Error> {
         check_hash(hash)?;
         if length > self.most {
             return Err(Error::TooLarge(format!(
@@ -144,13 +162,15 @@ impl Files {
                 self.most
             )));
         }
-        let _turn = self.turns.lock(tenant).await;
-        let _promise = self.promise(tenant, hash, length).await?;
+        let turn = tokio::time::timeout(WAITS, self.turns.lock(tenant)).await;
+        let _turn = turn.map_err(|_| Error::Busy("other uploads of this tenant take long"))?;
+        let _promise = self.promise((tenant, hash), length, needed).await?;
         let directory = self.directory.join(tenant);
         make_private(&directory).map_err(Error::host("make the directory of uploads"))?;
         let name = format!(".{}{PART}", control::random_hex::<8>()?);
         let part = Part(directory.join(name));
-        write(&part.0, length, body).await?;
+        let written = tokio::time::timeout(TAKES, write(&part.0, length, body)).await;
+        written.map_err(|_| Error::invalid(format!("an upload may take {} s: try again", TAKES.as_secs())))??;
         fs::rename(&part.0, self.path(tenant, hash)).map_err(Error::host("keep an upload"))?;
         let file = StoredFile {
             tenant: tenant.to_owned(),
@@ -162,37 +182,48 @@ impl Files {
     }
 
     /// Promises so many bytes to one that is coming; older ones go for it.
-    async fn promise<'f>(&'f self, tenant: &'f str, hash: &str, bytes: u64) -> Result<Promise<'f>, Error> {
-        let owned = tenant.to_owned();
-        let mut there = self.store.with(move |store| store.files(Some(&owned))).await?;
-        there.retain(|file| file.hash != hash);
-        let promise = {
-            let mut coming = self.coming.lock().unwrap_or_else(PoisonError::into_inner);
-            let all = coming.entry(tenant.to_owned()).or_default();
-            *all = all.saturating_add(bytes);
-            Promise {
+    async fn promise<'f>(
+        &'f self,
+        (tenant, hash): (&'f str, &str),
+        bytes: u64,
+        needed: &(dyn Fn() -> Needed + Sync),
+    ) -> Result<Promise<'f>, Error> {
+        // Those that are coming are counted before those that are there: one that comes to be there meanwhile is counted twice, and not
+        // left out.
+        let (promise, coming) = {
+            let mut all = self.coming.lock().unwrap_or_else(PoisonError::into_inner);
+            let coming = all.entry(tenant.to_owned()).or_default();
+            *coming = (coming.0.saturating_add(1), coming.1.saturating_add(bytes));
+            let promise = Promise {
                 files: self,
                 tenant,
                 bytes,
-            }
+            };
+            (promise, *coming)
         };
-        let coming = || {
-            let coming = self.coming.lock().unwrap_or_else(PoisonError::into_inner);
-            coming.get(tenant).copied().unwrap_or(0)
+        let owned = (tenant.to_owned(), hash.to_owned());
+        let total = self.store.with(move |store| store.files_total(&owned.0, &owned.1));
+        let mut total = total.await?;
+        let fits = |(count, bytes): (u64, u64)| {
+            count.saturating_add(coming.0) <= MOST && bytes.saturating_add(coming.1) <= self.quota
         };
-        let mut has: u64 = there.iter().map(|file| file.bytes).sum();
-        let idle = time_text::now().saturating_sub(NEEDED);
-        for old in there.iter().filter(|file| file.used < idle) {
-            if has.saturating_add(coming()) <= self.quota {
-                break;
+        if !fits(total) {
+            let owned = tenant.to_owned();
+            let there = self.store.with(move |store| store.files(Some(&owned))).await?;
+            let (idle, needed) = (time_text::now().saturating_sub(NEEDED), needed());
+            let is_idle = |file: &&StoredFile| file.hash != hash && file.used < idle && !is_needed(&needed, file);
+            for old in there.iter().filter(is_idle) {
+                self.remove(old).await?;
+                total = (total.0.saturating_sub(1), total.1.saturating_sub(old.bytes));
+                if fits(total) {
+                    break;
+                }
             }
-            self.remove(old).await?;
-            has = has.saturating_sub(old.bytes);
         }
-        match has.saturating_add(coming()) <= self.quota {
+        match fits(total) {
             true => Ok(promise),
             false => Err(Error::NoSpace(format!(
-                "uploads of this tenant may have {} bytes together: wait, as those that are of no use for an hour go",
+                "a tenant may have {MOST} uploads with {} bytes together: wait, as those that are of no use for an hour go",
                 self.quota
             ))),
         }
@@ -209,12 +240,20 @@ impl Files {
         self.store.with(move |store| store.remove_file(&tenant, &hash)).await
     }
 
-    /// Removes what is of no use any more.
-    pub(crate) async fn sweep(&self) -> Result<(), Error> {
+    /// Removes what is of no use any more. One that cannot be removed keeps no other.
+    pub(crate) async fn sweep(&self, needed: &Needed) -> Result<(), Error> {
         let oldest = time_text::now().saturating_sub(KEPT);
         let all = self.store.with(|store| store.files(None)).await?;
-        for old in all.iter().filter(|file| file.used < oldest) {
-            self.remove(old).await?;
+        let is_old = |file: &&StoredFile| file.used < oldest && !is_needed(needed, file);
+        for old in all.iter().filter(is_old) {
+            if let Err(error) = self.remove(old).await {
+                log::warn!(
+                    "the upload {} of {} stays for a while: {}",
+                    old.hash,
+                    old.tenant,
+                    with_causes(&error)
+                );
+            }
         }
         Ok(())
     }
@@ -222,21 +261,36 @@ impl Files {
     /// Removes what an earlier gateway has left: what was coming, and what the store does not name. Nothing is coming now.
     pub(crate) async fn clean(&self) -> Result<(), Error> {
         let known = self.store.with(|store| store.files(None)).await?;
-        let known: Vec<PathBuf> = known.iter().map(|file| self.path(&file.tenant, &file.hash)).collect();
-        clean(&self.directory, &known).map_err(Error::host("look through uploads"))
+        let known = known.iter().map(|file| self.path(&file.tenant, &file.hash));
+        clean(&self.directory, &known.collect()).map_err(Error::host("look through uploads"))
     }
 }
 
-fn clean(directory: &Path, known: &[PathBuf]) -> io::Result<()> {
+fn is_needed(needed: &Needed, file: &StoredFile) -> bool {
+    needed.contains(&(file.tenant.clone(), file.hash.clone()))
+}
+
+/// What cannot be removed stays; what is no tenant's, such as `lost+found`, is left alone.
+fn clean(directory: &Path, known: &HashSet<PathBuf>) -> io::Result<()> {
     let tenants = match fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         tenants => tenants?,
     };
     for tenant in tenants {
-        for file in fs::read_dir(tenant?.path())? {
+        let tenant = tenant?;
+        let name = tenant.file_name();
+        let is_tenant = name
+            .to_str()
+            .is_some_and(|name| control::check_tenant_name(name).is_ok());
+        if !is_tenant || !tenant.file_type()?.is_dir() {
+            continue;
+        }
+        for file in fs::read_dir(tenant.path())? {
             let path = file?.path();
-            if !known.contains(&path) {
-                fs::remove_file(path)?;
+            if !known.contains(&path)
+                && let Err(error) = fs::remove_file(&path)
+            {
+                log::warn!("{} is no upload and stays: {error}", path.display());
             }
         }
     }
@@ -296,13 +350,19 @@ mod tests {
     #[test]
     fn what_is_not_known_is_cleaned_away() {
         let directory = tempfile::tempdir().unwrap();
-        clean(&directory.path().join("none"), &[]).unwrap();
+        clean(&directory.path().join("none"), &HashSet::new()).unwrap();
         let tenant = directory.path().join("a");
         make_private(&tenant).unwrap();
         for name in ["kept", ".0.part", "lost"] {
             fs::write(tenant.join(name), "x").unwrap();
         }
-        clean(directory.path(), &[tenant.join("kept")]).unwrap();
+        // What cannot be removed, and what is nobody's, stops nothing.
+        fs::create_dir(tenant.join("aaa")).unwrap();
+        fs::create_dir(directory.path().join("lost+found")).unwrap();
+        fs::write(directory.path().join("lost+found/x"), "x").unwrap();
+        clean(directory.path(), &HashSet::from([tenant.join("kept")])).unwrap();
+        fs::remove_dir(tenant.join("aaa")).unwrap();
+        assert!(directory.path().join("lost+found/x").exists());
         let left: Vec<_> = fs::read_dir(&tenant)
             .unwrap()
             .map(|one| one.unwrap().file_name())

@@ -40,41 +40,47 @@ impl Gateway {
         self.store.with(move |store| store.fail_unfinished(&failure, now)).await
     }
 
-    /// Takes away what is left of those, and from then on what is of no use.
-    pub(crate) async fn keep_house(self: Arc<Self>, left: Vec<Build>) {
-        while let Err(error) = self.remove_left(&left).await {
-            log::warn!("what is left of builds cannot be removed yet: {}", with_causes(&error));
-            tokio::time::sleep(AGAIN).await;
-        }
+    /// Takes away what is left of those, and what is of no use. What cannot be removed is tried again, and keeps nothing else.
+    pub(crate) async fn keep_house(self: Arc<Self>, mut left: Vec<Build>) {
         loop {
+            let mut stay = Vec::new();
+            for build in left {
+                if let Err(error) = self.remove_left(&build).await {
+                    log::warn!(
+                        "what is left of build {} cannot be removed yet: {}",
+                        build.id,
+                        with_causes(&error)
+                    );
+                    stay.push(build);
+                }
+            }
+            left = stay;
             self.remove_useless().await;
             let before = time_text::now_ns().saturating_sub(WAITS);
             let dropped = self.store.with(move |store| store.drop_waiting(before)).await;
-            for done in [dropped, self.builds.files.sweep().await] {
+            for done in [dropped, self.builds.files.sweep(&self.builds.needed()).await] {
                 if let Err(error) = done {
                     log::warn!("what is of no use of builds stays for a while: {}", with_causes(&error));
                 }
             }
-            tokio::time::sleep(ROUND).await;
+            tokio::time::sleep(if left.is_empty() { ROUND } else { AGAIN }).await;
         }
     }
 
-    async fn remove_left(&self, left: &[Build]) -> Result<(), Error> {
-        for build in left {
-            let list = ListConfig {
-                labels: BTreeMap::from([(labels::BUILD.to_owned(), build.id.clone())]),
-                all: true,
-                ..ListConfig::default()
-            };
-            for sandbox in self.nodes.list(&Owner::Gateway, list).await? {
-                match self.remove(&Owner::Gateway, &sandbox.id).await {
-                    Err(error) if crate::node::is_missing(&error) => (),
-                    done => done?,
-                }
+    /// What of one build is left; what is of no use is removed behind it, so that one that stays keeps nothing.
+    async fn remove_left(&self, build: &Build) -> Result<(), Error> {
+        let list = ListConfig {
+            labels: BTreeMap::from([(labels::BUILD.to_owned(), build.id.clone())]),
+            all: true,
+            ..ListConfig::default()
+        };
+        for sandbox in self.nodes.list(&Owner::Gateway, list).await? {
+            match self.remove(&Owner::Gateway, &sandbox.id).await {
+                Err(error) if crate::node::is_missing(&error) => (),
+                done => done?,
             }
-            self.remove_snapshot(&Owner::Gateway, &build.id).await?;
         }
-        Ok(())
+        self.remove_snapshot(&Owner::Gateway, &build.id).await
     }
 
     /// Ends all builds; those that are under way take a moment for it, which [`no_changes`](crate::limits::Limits::no_changes) waits for.

@@ -23,14 +23,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use axum::body::Body;
 use control::{Build, Template};
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, Semaphore};
 
+use files::Needed;
 pub(crate) use files::{Files, check_hash};
 pub(crate) use log::Log;
 pub(crate) use names::{check_tags, wanted};
 pub(crate) use plan::{Plan, StartBuild};
 
+use crate::Error;
 use crate::locks::Locks;
 use crate::store::Store;
 
@@ -101,12 +104,15 @@ pub(crate) struct Job {
     pub(crate) plan: Plan,
     pub(crate) log: Arc<Log>,
     cancelled: AtomicBool,
+    /// Whoever waits for the build's turn is told of that.
+    end: Notify,
 }
 
 impl Job {
     /// It ends at its next step, or within one.
     pub(crate) fn cancel(&self) {
         self.cancelled.store(true, Ordering::Relaxed);
+        self.end.notify_one();
     }
 }
 
@@ -148,6 +154,22 @@ impl Builds {
         }
     }
 
+    /// The uploads that builds need which have begun and have not come to their end.
+    pub(crate) fn needed(&self) -> Needed {
+        let jobs = self.jobs();
+        let all = jobs.values().flat_map(|job| {
+            let hashes = job.plan.hashes();
+            hashes.map(|hash| (job.build.tenant.clone(), hash.to_owned()))
+        });
+        all.collect()
+    }
+
+    /// Takes an upload.
+    pub(crate) async fn receive(&self, tenant: &str, hash: &str, length: u64, body: Body) -> Result<(), Error> {
+        let needed = || self.needed();
+        self.files.receive((tenant, hash), length, body, &needed).await
+    }
+
     fn add(&self, template: Template, build: Build, plan: Plan) -> Arc<Job> {
         let job = Arc::new(Job {
             build,
@@ -155,6 +177,7 @@ impl Builds {
             plan,
             log: Arc::default(),
             cancelled: AtomicBool::new(false),
+            end: Notify::new(),
         });
         self.jobs().insert(job.build.id.clone(), Arc::clone(&job));
         job

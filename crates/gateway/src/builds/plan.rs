@@ -15,6 +15,9 @@ const MAX_STEPS: usize = 1000;
 /// The longest argument of a step. A program's argument has 128 KiB at most.
 const MAX_ARGUMENT: usize = 64 << 10;
 
+/// The most variables, of a template and so of a step.
+pub(super) const MAX_VARIABLES: usize = 256;
+
 /// What is to be done.
 #[derive(Clone, Debug, Default, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
@@ -205,6 +208,12 @@ impl Step {
                 let (pairs, rest) = all.as_chunks::<2>();
                 if pairs.is_empty() || !rest.is_empty() {
                     return Err("ENV needs names, each with a value".to_owned());
+                }
+                if pairs.len() > MAX_VARIABLES {
+                    return Err(format!(
+                        "ENV has {} variables, and a template may have {MAX_VARIABLES}",
+                        pairs.len()
+                    ));
                 }
                 let pairs = pairs
                     .iter()
@@ -407,6 +416,9 @@ mod tests {
             assert!(step(kind, args, hash).is_err(), "{kind} {args:?}");
         }
         assert!(step("RUN", &[&"x".repeat(MAX_ARGUMENT + 1)], None).is_err());
+        let many = vec!["A"; 2 * (MAX_VARIABLES + 1)];
+        assert!(step("ENV", &many, None).unwrap_err().contains("257 variables"));
+        assert!(step("ENV", &many[2..], None).is_ok());
         for (text, plain) in [
             (".", ""),
             ("*", ""),

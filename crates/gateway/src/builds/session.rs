@@ -14,7 +14,7 @@ use flate2::read::MultiGzDecoder;
 use template_build::{Ended, Step as Running, wait_until_ready};
 
 use super::log::{Lines, Log};
-use super::plan::{CopyStep, Plan, Step};
+use super::plan::{CopyStep, MAX_VARIABLES, Plan, Step};
 use super::scripts;
 use crate::Error;
 use crate::error::with_causes;
@@ -29,8 +29,7 @@ const SETTLE: Duration = Duration::from_secs(300);
 /// What an archive may become when it is unpacked. The disk of the sandbox has less.
 const MAX_UNPACKED: u64 = 64 << 30;
 
-/// The most variables, and bytes of them.
-const MAX_VARIABLES: usize = 256;
+/// The most bytes of variables.
 const MAX_ENV: usize = 32 << 10;
 
 /// The names of the steps before the first and behind the last, as the SDKs know them.
@@ -196,16 +195,9 @@ impl<'b> Session<'b> {
             Step::Env(pairs) => {
                 for (name, value) in pairs {
                     let value = expand(value, |name| self.variable(name)).ok_or(Fault::Environment)?;
-                    let prefix = format!("{name}=");
-                    self.settings.env.retain(|variable| !variable.starts_with(&prefix));
-                    self.settings.env.push(format!("{prefix}{value}"));
+                    set(&mut self.settings.env, name, &value)?;
                 }
-                // It goes to the node with each sandbox.
-                let bytes: usize = self.settings.env.iter().map(String::len).sum();
-                match bytes <= MAX_ENV && self.settings.env.len() <= MAX_VARIABLES {
-                    true => Ok(()),
-                    false => Err(Fault::Environment),
-                }
+                Ok(())
             }
             Step::Workdir(directory) => {
                 let directory = absolute(&self.cwd, directory);
@@ -399,7 +391,12 @@ impl<'b> Session<'b> {
                 }),
                 ..self.request(scripts::RUN, &[command], &As::Builder)
             };
-            left = Some((command.as_str(), self.run(request, Show::All)?));
+            let running = self.run(request, Show::All)?;
+            // Where nothing is waited for, the sandbox is kept at once.
+            while !running.started(LOOK)? {
+                self.check()?;
+            }
+            left = Some((command.as_str(), running));
         }
         if let Some(check) = &plan.ready {
             self.say(LogLevel::Info, &format!("waiting until it is ready: {check}"));
@@ -437,6 +434,18 @@ fn opened(mut file: File) -> io::Result<Box<dyn Read>> {
         true => Box::new(MultiGzDecoder::new(io::BufReader::with_capacity(64 << 10, file))),
         false => Box::new(file),
     })
+}
+
+/// Sets a variable. It goes to the node with each sandbox, so that all of them are bounded; none is set that is too much.
+fn set(env: &mut Vec<String>, name: &str, value: &str) -> Result<(), Fault> {
+    let prefix = format!("{name}=");
+    env.retain(|variable| !variable.starts_with(&prefix));
+    let bytes: usize = env.iter().map(String::len).sum();
+    if bytes + prefix.len() + value.len() > MAX_ENV || env.len() >= MAX_VARIABLES {
+        return Err(Fault::Environment);
+    }
+    env.push(prefix + value);
+    Ok(())
 }
 
 /// A path without `.` and `..`, from the root on.
@@ -509,6 +518,21 @@ mod tests {
         }
         let large = |_: &str| Some("x".repeat(MAX_ENV));
         assert_eq!(expand(&"$A".repeat(1000), large), None);
+    }
+
+    #[test]
+    fn variables_are_bounded_one_by_one() {
+        let mut env = Vec::new();
+        for number in 0..MAX_VARIABLES {
+            set(&mut env, &format!("N{number}"), "x").unwrap();
+        }
+        set(&mut env, "N1", "another").unwrap();
+        assert!(matches!(set(&mut env, "MORE", ""), Err(Fault::Environment)));
+        assert_eq!(env.len(), MAX_VARIABLES);
+        let mut env = Vec::new();
+        set(&mut env, "A", &"x".repeat(MAX_ENV - 2)).unwrap();
+        assert!(matches!(set(&mut env, "B", ""), Err(Fault::Environment)));
+        assert_eq!(env.len(), 1, "what is too much is not kept");
     }
 
     #[test]

@@ -149,3 +149,62 @@ async fn a_gateway_that_ends_ends_its_builds() {
         "{told:#}"
     );
 }
+
+#[tokio::test]
+async fn a_build_that_cannot_have_its_tags_has_failed() {
+    let bed = Bed::new();
+    let (template, first) = crate::builds::ready(&bed, json!({"name": "web"}), json!({"fromImage": "python:3"})).await;
+    let kept = bed.node.snapshots();
+    let (_, second) = requested(&bed, json!({"name": "web", "tags": ["more"]})).await;
+    let place = tempfile::tempdir().unwrap();
+    let go_on = path(place.path(), "go-on");
+    let waits = run(&format!("while [ ! -e {go_on} ]; do sleep 0.05; done"));
+    let body = json!({"fromImage": "python:3", "steps": [waits]});
+    start(&bed, &template, &second, body).await;
+    let many: Vec<String> = (0..99).map(|number| format!("t{number}")).collect();
+    control::Templates::assign_tags(bed.store.as_ref(), &template, &first, &many, 1).unwrap();
+    std::fs::write(go_on, "").unwrap();
+    let end = ended(&bed, &template, &second).await;
+    assert_eq!(end["status"], "error", "{end:#}");
+    assert!(end["reason"]["message"].as_str().unwrap().contains("tags"), "{end:#}");
+    until("its snapshot to go", async || bed.node.snapshots() == kept).await;
+    bed.post("/v3/templates", json!({"name": "web", "tags": ["more"]}))
+        .await
+        .is(429);
+}
+
+#[tokio::test]
+async fn a_template_named_base_hides_the_nodes_only_once_it_is_ready() {
+    let bed = Bed::new();
+    let (template, build) = requested(&bed, json!({"name": "base"})).await;
+    bed.make(Value::Null).await;
+    let body = json!({"fromImage": "e2bdev/base", "steps": [{"type": "ENV", "args": ["OWN", "x"]}]});
+    start(&bed, &template, &build, body).await;
+    let end = ended(&bed, &template, &build).await;
+    assert_eq!(end["status"], "ready", "{end:#}");
+    let body = json!({"fromImage": "e2bdev/base", "steps": [run("test -z \"$OWN\"")]});
+    crate::builds::ready(&bed, json!({"name": "web"}), body).await;
+    let body = json!({"fromTemplate": "base", "steps": [run("test \"$OWN\" = x")]});
+    crate::builds::ready(&bed, json!({"name": "next"}), body).await;
+}
+
+#[tokio::test]
+async fn what_is_written_down_of_a_request_is_short() {
+    let bed = Bed::new();
+    crate::builds::ready(
+        &bed,
+        json!({"name": "web", "tags": ["v1"]}),
+        json!({"fromImage": "python:3"}),
+    )
+    .await;
+    let long = format!("web:{}", "x".repeat(10_000));
+    bed.ask("DELETE", "/templates/tags", json!({"name": long, "tags": []}))
+        .await
+        .is(400);
+    bed.ask("DELETE", "/templates/tags", json!({"name": long, "tags": ["v1"]}))
+        .await
+        .is(204);
+    let all = control::AuditLog::audited(bed.store.as_ref(), Some("one"), 100).unwrap();
+    assert!(all.iter().all(|entry| entry.object.len() <= 128));
+    assert!(all[0].object.starts_with("web:x"), "{:?}", all[0]);
+}

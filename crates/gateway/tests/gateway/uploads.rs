@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
+use control::{Files, StoredFile};
 use gateway::LimitsConfig;
 use http::Request;
 use serde_json::{Value, json};
@@ -143,4 +144,75 @@ async fn a_client_that_vanishes_leaves_nothing() {
     sends.await.is(400);
     assert!(bed.uploads("one").is_empty());
     put(&bed, &second, Some(10), Body::from(vec![0; 10])).await.is(200);
+}
+
+/// Rows of so many empty files, of use just now.
+fn fill(bed: &Bed, count: usize) {
+    for number in 0..count {
+        let file = StoredFile {
+            tenant: "one".into(),
+            hash: format!("{number:064x}"),
+            bytes: 0,
+            used: 1 << 40,
+        };
+        bed.store.put_file(&file).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn uploads_are_counted_also_where_they_are_empty() {
+    let bed = Bed::new();
+    let (template, _) = requested(&bed, json!({"name": "web"})).await;
+    fill(&bed, 999);
+    let path = link(&bed, &template, HASH).await.1;
+    put(&bed, &path, Some(0), Body::empty()).await.is(200);
+    let one_more = link(&bed, &template, &"f".repeat(64)).await.1;
+    put(&bed, &one_more, Some(0), Body::empty()).await.is(507);
+    put(&bed, &path, Some(0), Body::empty()).await.is(200);
+}
+
+#[tokio::test]
+async fn uploads_of_a_tenant_do_not_take_all_connections() {
+    let bed = Bed::new();
+    let (template, _) = requested(&bed, json!({"name": "web"})).await;
+    let path = link(&bed, &template, HASH).await.1;
+    let never = || Body::from_stream(futures_util::stream::pending::<Result<Bytes, std::io::Error>>());
+    let held = (0..64).map(|_| put(&bed, &path, Some(1), never()));
+    let mut held = std::pin::pin!(futures_util::future::join_all(held));
+    let step = tokio::time::timeout(Duration::from_millis(300), held.as_mut());
+    assert!(step.await.is_err(), "none of them comes");
+    put(&bed, &path, Some(1), Body::from("x")).await.is(503);
+}
+
+#[tokio::test]
+async fn what_a_build_needs_stays() {
+    let bed = Bed::with_builds(LimitsConfig::default(), |builds| builds.uploads = 15);
+    let (template, build) = requested(&bed, json!({"name": "web"})).await;
+    let path = link(&bed, &template, HASH).await.1;
+    put(&bed, &path, Some(10), Body::from(vec![0; 10])).await.is(200);
+    let copy = json!({"type": "COPY", "args": ["a", "/a"], "filesHash": HASH});
+    let steps = json!([crate::builds::run("sleep 100"), copy]);
+    crate::builds::start(
+        &bed,
+        &template,
+        &build,
+        json!({"fromImage": "python:3", "steps": steps}),
+    )
+    .await;
+    let long_ago = StoredFile {
+        tenant: "one".into(),
+        hash: HASH.into(),
+        bytes: 10,
+        used: 1,
+    };
+    bed.store.put_file(&long_ago).unwrap();
+    let other = link(&bed, &template, &"f".repeat(64)).await.1;
+    put(&bed, &other, Some(10), Body::from(vec![0; 10])).await.is(507);
+    bed.ask("DELETE", "/templates/web", Value::Null).await.is(204);
+    until("space", async || {
+        let got = put(&bed, &other, Some(10), Body::from(vec![0; 10])).await;
+        got.status == 200
+    })
+    .await;
+    assert_eq!(bed.uploads("one"), ["f".repeat(64)]);
 }
