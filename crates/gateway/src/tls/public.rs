@@ -35,11 +35,14 @@ pub(super) fn write(directory: &Path, name: &str, bytes: &[u8]) -> Result<bool, 
     Ok(true)
 }
 
-/// Writes a file that is there whole or as it was, also after a power failure.
+/// Writes a file that is there whole or as it was, also after a power failure. Whoever else writes one in its directory waits.
 ///
 /// # Errors
 /// The host refuses.
 pub fn replace_file(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
+    let directory = File::open(path.parent().unwrap_or(Path::new("/")))?;
+    // Until it is closed.
+    rustix::fs::flock(&directory, rustix::fs::FlockOperation::LockExclusive)?;
     let mut name = path.as_os_str().to_owned();
     name.push(".new");
     let new = Path::new(&name);
@@ -51,5 +54,29 @@ pub fn replace_file(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     file.write_all(bytes)?;
     file.sync_all()?;
     fs::rename(new, path)?;
-    File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
+    directory.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn several_may_write_the_same_file_at_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("ca.pem");
+        std::thread::scope(|scope| {
+            for writer in 0..4 {
+                let path = &path;
+                scope.spawn(move || {
+                    for _ in 0..20 {
+                        replace_file(path, &[b'0' + writer; 1000], 0o644).unwrap();
+                    }
+                });
+            }
+        });
+        let bytes = fs::read(&path).unwrap();
+        assert!(bytes.len() == 1000 && bytes.iter().all(|byte| *byte == bytes[0]));
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
+    }
 }
