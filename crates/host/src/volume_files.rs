@@ -486,6 +486,8 @@ fn link(place: BorrowedFd<'_>, name: &CStr) -> Result<String, Errno> {
 #[derive(Default)]
 struct Listing {
     entries: Vec<FileEntry>,
+    /// How many were found, those that wait for their turn too; and bytes of what they say.
+    found: usize,
     text: usize,
 }
 
@@ -503,8 +505,9 @@ impl Listing {
             let Some(one) = describe_in(directory, name, path).map_err(failed)? else {
                 continue;
             };
+            self.found += 1;
             self.text += one.path.len() + one.target.as_ref().map_or(0, String::len);
-            if self.entries.len() + found.len() >= MAX_ENTRIES || self.text > MAX_TEXT {
+            if self.found > MAX_ENTRIES || self.text > MAX_TEXT {
                 return Err(FilesError::Invalid(format!(
                     "there are more than {MAX_ENTRIES} files, or their paths have more than {MAX_TEXT} bytes: list directories below, or with a smaller `depth`"
                 )));

@@ -32,6 +32,9 @@ use crate::volumes::{Reached, reached};
 /// A body of which nothing comes for so long is given up.
 const SILENCE: Duration = Duration::from_secs(120);
 
+/// How long a body may take. The SDKs give theirs as long.
+const TAKES: Duration = Duration::from_secs(3600);
+
 /// Bytes that are read at once.
 const PIECE: usize = 64 << 10;
 
@@ -107,6 +110,13 @@ pub(crate) struct MakeQuery {
     force: bool,
 }
 
+impl MakeQuery {
+    fn attributes(&self) -> FileAttributes {
+        let &Self { uid, gid, mode, .. } = self;
+        FileAttributes { uid, gid, mode }
+    }
+}
+
 /// What is to be changed of a file.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 pub(crate) struct PathUpdate {
@@ -149,26 +159,39 @@ fn enter(gateway: &Gateway, headers: &HeaderMap, name: &str) -> Result<(Reached,
     Ok((volume, seat))
 }
 
-/// Writes down what was changed.
-async fn audit<T>(
-    gateway: &Gateway,
-    volume: Reached,
-    action: &str,
-    path: &str,
-    outcome: &Result<T, Error>,
-    done: StatusCode,
-) -> Result<(), Error> {
+/// Changes something for somebody who was let in: to its end and written down, whether somebody still waits for it or not.
+async fn change<F>(
+    gateway: Arc<Gateway>,
+    (volume, seat): (Reached, Seat),
+    (action, path): (&'static str, String),
+    work: impl FnOnce(Arc<Gateway>, Reached) -> F,
+) -> Result<Response, Error>
+where
+    F: Future<Output = Result<Response, Error>> + Send + 'static,
+{
+    let change = gateway.limits.change();
     let object = format!("{} {path}", volume.name);
-    let entry = AuditEntry {
-        time_ns: time_text::now_ns(),
-        tenant: volume.tenant.to_string(),
-        // Whoever has the token was given it for a key, which is not told.
-        key: String::new(),
-        action: format!("{action} /volumecontent/{{volumeID}}"),
-        object: object.chars().take(MAX_OBJECT).collect(),
-        outcome: outcome.as_ref().map_or_else(Error::status, |_| done).as_u16(),
-    };
-    gateway.store.with(move |store| store.audit(&entry)).await
+    let (tenant, work) = (volume.tenant.to_string(), work(Arc::clone(&gateway), volume));
+    let carried_out = tokio::spawn(async move {
+        let done = work.await;
+        let entry = AuditEntry {
+            time_ns: time_text::now_ns(),
+            tenant,
+            // Whoever has the token was given it for a key, which is not told.
+            key: String::new(),
+            action: format!("{action} of /volumecontent/{{volume}}"),
+            object: object.chars().take(MAX_OBJECT).collect(),
+            outcome: done.as_ref().map_or_else(Error::status, Response::status).as_u16(),
+        };
+        let written = gateway.store.with(move |store| store.audit(&entry)).await;
+        drop((seat, change));
+        written.and(done)
+    });
+    carried_out.await.map_err(|error| Error::Task(error.to_string()))?
+}
+
+fn answer(status: StatusCode, entry: FileEntry) -> Response {
+    (status, Json(show(entry))).into_response()
 }
 
 /// Look at a file.
@@ -197,16 +220,18 @@ pub(crate) async fn update(
     Query(query): Query<PathQuery>,
     headers: HeaderMap,
     Body(asked): Body<PathUpdate>,
-) -> Result<Json<VolumeEntryStat>, Error> {
-    let (volume, _seat) = enter(&gateway, &headers, &name)?;
+) -> Result<Response, Error> {
+    let entered = enter(&gateway, &headers, &name)?;
     let PathUpdate { uid, gid, mode } = asked;
     let request = FileRequest::Update {
         path: query.path.clone(),
         attributes: FileAttributes { uid, gid, mode },
     };
-    let changed = gateway.volume_file(&volume, request).await;
-    audit(&gateway, volume, "PATCH", &query.path, &changed, StatusCode::OK).await?;
-    Ok(Json(show(changed?.0)))
+    change(gateway, entered, ("PATCH", query.path), |gateway, volume| async move {
+        let (entry, _) = gateway.volume_file(&volume, request).await?;
+        Ok(answer(StatusCode::OK, entry))
+    })
+    .await
 }
 
 /// Remove a file, or a directory with all that is in it.
@@ -217,22 +242,16 @@ pub(crate) async fn remove(
     Name(name): Name,
     Query(query): Query<PathQuery>,
     headers: HeaderMap,
-) -> Result<StatusCode, Error> {
-    let (volume, _seat) = enter(&gateway, &headers, &name)?;
+) -> Result<Response, Error> {
+    let entered = enter(&gateway, &headers, &name)?;
     let request = FileRequest::Remove {
         path: query.path.clone(),
     };
-    let removed = gateway.change_files(&volume, request).await;
-    audit(
-        &gateway,
-        volume,
-        "DELETE",
-        &query.path,
-        &removed,
-        StatusCode::NO_CONTENT,
-    )
-    .await?;
-    removed.map(|()| StatusCode::NO_CONTENT)
+    change(gateway, entered, ("DELETE", query.path), |gateway, volume| async move {
+        gateway.change_files(&volume, request).await?;
+        Ok(StatusCode::NO_CONTENT.into_response())
+    })
+    .await
 }
 
 /// List a directory, by name.
@@ -259,22 +278,17 @@ pub(crate) async fn make_directory(
     Query(query): Query<MakeQuery>,
     headers: HeaderMap,
 ) -> Result<Response, Error> {
-    let (volume, _seat) = enter(&gateway, &headers, &name)?;
-    let MakeQuery {
-        path,
-        uid,
-        gid,
-        mode,
-        force,
-    } = query;
+    let entered = enter(&gateway, &headers, &name)?;
     let request = FileRequest::MakeDirectory {
-        path: path.clone(),
-        attributes: FileAttributes { uid, gid, mode },
-        force,
+        path: query.path.clone(),
+        attributes: query.attributes(),
+        force: query.force,
     };
-    let made = gateway.volume_file(&volume, request).await;
-    audit(&gateway, volume, "POST", &path, &made, StatusCode::CREATED).await?;
-    Ok((StatusCode::CREATED, Json(show(made?.0))).into_response())
+    change(gateway, entered, ("POST", query.path), |gateway, volume| async move {
+        let (entry, _) = gateway.volume_file(&volume, request).await?;
+        Ok(answer(StatusCode::CREATED, entry))
+    })
+    .await
 }
 
 /// Read a file.
@@ -313,26 +327,23 @@ pub(crate) async fn write(
     Query(query): Query<MakeQuery>,
     request: Request,
 ) -> Result<Response, Error> {
-    let (volume, _seat) = enter(&gateway, request.headers(), &name)?;
-    let _change = gateway.limits.change();
+    let entered = enter(&gateway, request.headers(), &name)?;
+    let body = request.into_body();
     let path = query.path.clone();
-    let written = write_body(&gateway, &volume, query, request.into_body()).await;
-    audit(&gateway, volume, "PUT", &path, &written, StatusCode::CREATED).await?;
-    Ok((StatusCode::CREATED, Json(show(written?))).into_response())
+    change(gateway, entered, ("PUT", path), |gateway, volume| async move {
+        let written = tokio::time::timeout(TAKES, write_body(&gateway, &volume, query, body)).await;
+        let entry =
+            written.map_err(|_| Error::invalid(format!("a file may take {} s: try again", TAKES.as_secs())))??;
+        Ok(answer(StatusCode::CREATED, entry))
+    })
+    .await
 }
 
 async fn write_body(gateway: &Gateway, volume: &Reached, query: MakeQuery, body: RawBody) -> Result<FileEntry, Error> {
-    let MakeQuery {
-        path,
-        uid,
-        gid,
-        mode,
-        force,
-    } = query;
     let request = FileRequest::Write {
-        path: path.clone(),
-        attributes: FileAttributes { uid, gid, mode },
-        force,
+        path: query.path.clone(),
+        attributes: query.attributes(),
+        force: query.force,
     };
     let (_, fd) = gateway.volume_file(volume, request).await?;
     let mut file = file_of(fd)?;
@@ -346,7 +357,8 @@ async fn write_body(gateway: &Gateway, volume: &Reached, query: MakeQuery, body:
         file.write_all(&bytes).await.map_err(unwritten)?;
     }
     file.flush().await.map_err(unwritten)?;
-    Ok(gateway.volume_file(volume, FileRequest::Stat { path }).await?.0)
+    let stat = FileRequest::Stat { path: query.path };
+    Ok(gateway.volume_file(volume, stat).await?.0)
 }
 
 fn unwritten(error: io::Error) -> Error {

@@ -35,26 +35,27 @@ pub(super) fn write(directory: &Path, name: &str, bytes: &[u8]) -> Result<bool, 
     Ok(true)
 }
 
-/// Writes a file that is there whole or as it was, also after a power failure. Whoever else writes one in its directory waits.
+/// Writes a file that is there whole or as it was, also after a power failure. Of several who write it at once one is the last.
 ///
 /// # Errors
 /// The host refuses.
 pub fn replace_file(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
-    let directory = File::open(path.parent().unwrap_or(Path::new("/")))?;
-    // Until it is closed.
-    rustix::fs::flock(&directory, rustix::fs::FlockOperation::LockExclusive)?;
+    let mut random = [0; 8];
+    rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
     let mut name = path.as_os_str().to_owned();
-    name.push(".new");
+    name.push(format!(".{:016x}.new", u64::from_ne_bytes(random)));
     let new = Path::new(&name);
-    match fs::remove_file(new) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => (),
-    }
     let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(new)?;
-    file.write_all(bytes)?;
-    file.sync_all()?;
-    fs::rename(new, path)?;
-    directory.sync_all()
+    let written = file
+        .write_all(bytes)
+        .and_then(|()| file.sync_all())
+        .and_then(|()| fs::rename(new, path));
+    if let Err(error) = written {
+        // What was the matter with it counts.
+        drop(fs::remove_file(new));
+        return Err(error);
+    }
+    File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use http::Request;
 use node_api::VolumeSource;
 use serde_json::{Value, json};
 
-use crate::support::{Bed, Got, request};
+use crate::support::{Bed, Got, request, until};
 
 /// A new volume's token.
 async fn make(bed: &Bed, name: &str) -> String {
@@ -210,12 +210,30 @@ async fn requests_about_files_are_bounded_and_changes_written_down() {
     content(&bed, &token, "GET", "data/path?path=/a", "").await.is(429);
     let rows = bed.store.audited(Some("one"), 10).unwrap();
     let row = |action: &str| rows.iter().find(|row| row.action.starts_with(action)).unwrap();
-    let (put, delete) = (row("PUT /volumecontent"), row("DELETE /volumecontent"));
+    let (put, delete) = (row("PUT of /volumecontent"), row("DELETE of /volumecontent"));
     assert_eq!(
         (put.object.as_str(), put.outcome, put.tenant.as_str()),
         ("data /a", 201, "one")
     );
     assert_eq!(delete.outcome, 404);
+}
+
+/// As an API's changes are: whoever leaves in the midst of one leaves no change that nobody knows of.
+#[tokio::test]
+async fn a_change_is_written_down_also_if_its_client_leaves() {
+    let bed = Bed::new();
+    let token = make(&bed, "data").await;
+    let go_on = bed.node.hold("volume");
+    let asked = content(&bed, &token, "POST", "data/dir?path=/d", "");
+    let waits = tokio::time::timeout(std::time::Duration::from_millis(50), asked).await;
+    assert!(waits.is_err(), "it is held");
+    go_on.send(()).unwrap();
+    until("the row", async || {
+        let rows = bed.store.audited(Some("one"), 10).unwrap();
+        rows.iter().any(|row| row.object == "data /d" && row.outcome == 201)
+    })
+    .await;
+    content(&bed, &token, "GET", "data/path?path=/d", "").await.is(200);
 }
 
 #[tokio::test]

@@ -233,6 +233,15 @@ fn lists_and_names_have_bounds() {
     assert!(refused.to_string().contains("more than 10000 files"), "{refused}");
     fs::remove_file(bed.at("0")).unwrap();
     assert_eq!(bed.list("/", 1).unwrap().len(), MAX_ENTRIES);
+    // Those count that wait while one before them is gone through.
+    for number in 1..=10 {
+        fs::remove_file(bed.at(&format!("{number}"))).unwrap();
+    }
+    fs::create_dir(bed.at("0")).unwrap();
+    for number in 0..10 {
+        fs::write(bed.at(&format!("0/{number}")), "").unwrap();
+    }
+    assert_eq!(kind_of(bed.list("/", 2)), ErrorKind::Invalid);
 }
 
 #[test]

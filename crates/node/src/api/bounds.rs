@@ -65,6 +65,7 @@ pub(super) fn lease(node: &Node, request: &Request) -> Result<Option<Lease>, Err
 fn needed(node: &Node, request: &Request) -> u64 {
     match request {
         Request::Run(config) => to_start(config.volumes.len()),
+        Request::Clone(config) => to_start(config.volumes.len()),
         Request::Start { sandbox }
         | Request::Restart { sandbox, .. }
         | Request::Resume { sandbox }
@@ -74,8 +75,7 @@ fn needed(node: &Node, request: &Request) -> u64 {
             let entry = node.find(sandbox);
             to_start(entry.map_or(0, |entry| entry.lock().stored.sandbox.config.volumes.len()))
         }
-        Request::Clone(_)
-        | Request::MakeSnapshot(_)
+        Request::MakeSnapshot(_)
         | Request::Suspend { .. }
         | Request::BuildTemplate(_)
         | Request::KeepTemplate

@@ -282,7 +282,9 @@ impl TenantVolumes {
         sandboxes: &Sandboxes,
     ) -> Result<(PathBuf, bool, VolumeFiles), Error> {
         let place = self.place(tenant, name)?;
-        if created_ns.is_some_and(|wanted| created(&place).is_ok_and(|made| made != wanted)) {
+        if let Some(wanted) = created_ns
+            && created(&place)? != wanted
+        {
             return Err(TenantVolumeError::Missing(name.to_owned()).into());
         }
         let new = !is_mounted(&place).map_err(Error::file("look at", &place))?;

@@ -30,8 +30,8 @@ pub(crate) const MEMORY: ByteSize = ByteSize::mib(288);
 /// How many descriptors a VMM with volumes may have: these files, and as many again for connections.
 pub(crate) const OPEN_FILES: u64 = 1 << 19;
 
-/// How many devices for shared directories a machine has at least that may get some: one that has volumes, or in which a template is
-/// built. A snapshot is restored to the devices that it was taken with, so clones of it can have as many. Each costs a guest's boot
+/// How many devices for shared directories a machine has at least that may get some: one that has volumes, that a tenant boots, or in which a
+/// template is built. A snapshot is restored to the devices that it was taken with, so clones of it can have as many. Each costs a guest's boot
 /// 594 exits, an eighth of all, and a VMM a thread, for which others wait (docs/devices/fs.md): so the rest have none. Few
 /// sandboxes have more than two.
 pub(crate) const SLOTS: usize = 2;

@@ -19,7 +19,6 @@ use rustix::fs::{CWD, RenameFlags, renameat_with};
 use crate::Error;
 use crate::resources::tenant_volumes::TenantVolumes;
 use crate::sandbox::registry::Sandboxes;
-
 use crate::store::unfinished::{UNFINISHED, unfinished};
 
 /// Where a volume's files are, below its own directory.

@@ -126,6 +126,7 @@ fn name(request: &Request) -> &'static str {
         Request::Exec { .. } => "exec",
         Request::Stats { .. } => "stats",
         Request::ListUsage => "usage",
+        Request::TenantVolume(_) => "volume",
         _ => "other",
     }
 }
