@@ -39,6 +39,17 @@ pub(crate) struct Report {
     pub(crate) remarks: Vec<String>,
 }
 
+/// Of a step whose result is how many tests passed.
+impl From<Counts> for Report {
+    fn from(counts: Counts) -> Self {
+        Self {
+            detail: counts.to_string(),
+            counts,
+            ..Self::default()
+        }
+    }
+}
+
 /// What to do with a step, asked right before it would run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Plan {

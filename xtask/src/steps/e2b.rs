@@ -19,7 +19,7 @@ use super::sandbox::{basalt, lab_command, only_with_a_lab};
 use crate::context::Context;
 use crate::recipe::Recipe;
 use crate::runner::task::end_group;
-use crate::runner::{Counts, Report, Step, Task};
+use crate::runner::{Counts, Step, Task};
 
 /// The clients.
 pub(crate) const CLIENTS: Recipe = Recipe {
@@ -95,11 +95,7 @@ pub(crate) fn e2b() -> Step {
         let counts = gateway.tests(context, task)?;
         settle(context, task, before)?;
         e2b_api::check_table(context, task, &gateway.log)?;
-        Ok(Report {
-            detail: counts.to_string(),
-            counts,
-            ..Report::default()
-        })
+        Ok(counts.into())
     })
     .plan(only_with_a_lab)
     .check()

@@ -10,7 +10,7 @@ use super::e2b_api::FAKE_GATEWAY;
 use super::node_tests;
 use crate::context::Context;
 use crate::recipe::Recipe;
-use crate::runner::{Counts, Report, Step, Task};
+use crate::runner::{Counts, Step, Task};
 
 /// What drives the browser.
 pub(crate) const CLIENT: Recipe = Recipe {
@@ -31,11 +31,7 @@ const LIMIT: Duration = Duration::from_secs(15 * 60);
 pub(crate) fn ui() -> Step {
     Step::new("ui", |context, task| {
         let counts = run(context, task)?;
-        Ok(Report {
-            detail: counts.to_string(),
-            counts,
-            ..Report::default()
-        })
+        Ok(counts.into())
     })
     .hint("`cargo xtask test --only ui` repeats it; UI_SHOTS=DIRECTORY keeps pictures of the page")
 }

@@ -9,7 +9,7 @@ use super::names::Told;
 use super::{CLIENTS, Gateway, add, node, node_tests, pytest};
 use crate::context::Context;
 use crate::recipe::Recipe;
-use crate::runner::{Report, Step, Task};
+use crate::runner::{Step, Task};
 use crate::steps::sandbox::{basalt, only_with_a_lab};
 
 /// The image.
@@ -56,11 +56,7 @@ pub(crate) fn code_interpreter() -> Step {
         let javascript = told.command(&clients.join("node"));
         let more = node(context, task, (javascript, &directory), &["code_interpreter.test.mjs"])?;
         let counts = add(counts, more);
-        Ok(Report {
-            detail: counts.to_string(),
-            counts,
-            ..Report::default()
-        })
+        Ok(counts.into())
     })
     .plan(only_with_a_lab)
     .check()

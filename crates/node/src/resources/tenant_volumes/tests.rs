@@ -189,6 +189,29 @@ fn a_volume_has_its_own_size_and_is_mounted_when_it_is_needed() {
     assert_eq!(kind_of(asked(made.created_ns)), ErrorKind::NotFound);
 }
 
+/// Sizes may be promised that the disk has not.
+#[test]
+fn where_the_disk_is_full_writes_fail_and_what_was_there_stays() {
+    use rustix::mount::{MountFlags, mount};
+    if !can_mount() {
+        return;
+    }
+    let bed = Bed::new();
+    let disk = bed.at("");
+    fs::create_dir_all(&disk).unwrap();
+    mount("none", &disk, c"tmpfs", MountFlags::empty(), Some(c"size=24m")).unwrap();
+    let volumes = bed.open();
+    volumes.make("acme", "data", ByteSize::mib(64), 9).unwrap();
+    write(&volumes, &bed.sandboxes, "/a", b"one").unwrap();
+    let full = write(&volumes, &bed.sandboxes, "/big", &vec![1; 40 << 20]);
+    let names = names(&volumes, &bed.sandboxes);
+    volumes.take_away(&bed.sandboxes);
+    drop(volumes);
+    unmount(&disk, UnmountFlags::DETACH).unwrap();
+    assert!(full.is_err(), "more was written than there is room for");
+    assert!(names.contains(&"a".to_owned()), "{names:?}");
+}
+
 #[test]
 fn idle_ones_do_not_stay_mounted_for_ever() {
     if !can_mount() {
