@@ -159,13 +159,21 @@ impl Build {
 async fn own(gateway: &Gateway, template: &control::Template) -> Result<TemplateWithBuilds, Error> {
     let id = template.id.clone();
     let builds = gateway.store.with(move |store| store.builds(&id)).await?;
+    Ok(TemplateWithBuilds {
+        template: own_shown(gateway, template, &builds),
+        builds: builds.iter().map(Build::own).collect(),
+    })
+}
+
+/// A template of the tenant's own, of which these are the builds, the newest first.
+fn own_shown(gateway: &Gateway, template: &control::Template, builds: &[control::Build]) -> Template {
     let newest = builds.first();
     let changed = builds
         .iter()
         .map(|build| build.finished_ns.unwrap_or(build.created_ns))
         .max();
     let size = builds.iter().find(|build| build.state == BuildState::Ready).or(newest);
-    let shown = Template {
+    Template {
         template_id: template.id.clone(),
         build_id: newest.map(|build| build.id.clone()).unwrap_or_default(),
         cpu_count: size.and_then(|build| build.cpus).unwrap_or(0),
@@ -182,11 +190,7 @@ async fn own(gateway: &Gateway, template: &control::Template) -> Result<Template
         build_count: builds.len(),
         envd_version: gateway.envd.version().to_owned(),
         build_status: newest.map_or("error", |build| status_word(build.state)),
-    };
-    Ok(TemplateWithBuilds {
-        template: shown,
-        builds: builds.iter().map(Build::own).collect(),
-    })
+    }
 }
 
 impl Template {
@@ -225,7 +229,7 @@ fn status(template: &NodeTemplate) -> &'static str {
 }
 
 /// Those that somebody has built; others the node makes for itself.
-async fn built(gateway: &Gateway, principal: &Principal) -> Result<Vec<NodeTemplate>, Error> {
+pub(super) async fn built(gateway: &Gateway, principal: &Principal) -> Result<Vec<NodeTemplate>, Error> {
     let mut all = gateway.nodes.templates(&principal.owner()).await?;
     all.retain(|template| template.recipe.is_some() && !template.sized);
     all.sort_by_key(|template| std::cmp::Reverse(place(template)));
@@ -248,12 +252,21 @@ async fn all(gateway: &Gateway, principal: &Principal) -> Result<Vec<(Place, Tem
         .map(|one| (place(one), Template::of(gateway, one, &names)))
         .collect();
     let tenant = Arc::clone(&principal.tenant);
-    for one in gateway.store.with(move |store| store.templates(&tenant)).await? {
+    let (templates, builds) = gateway
+        .store
+        .with(move |store| Ok((store.templates(&tenant)?, store.all_builds(&tenant)?)))
+        .await?;
+    let mut by_template: BTreeMap<String, Vec<control::Build>> = BTreeMap::new();
+    for build in builds {
+        by_template.entry(build.template.clone()).or_default().push(build);
+    }
+    for one in templates {
+        let builds = by_template.remove(&one.id).unwrap_or_default();
         let place = Place {
             created_ns: one.created_ns,
             id: one.id.clone(),
         };
-        all.push((place, own(gateway, &one).await?.template));
+        all.push((place, own_shown(gateway, &one, &builds)));
     }
     all.sort_by(|(one, _), (other, _)| other.cmp(one));
     Ok(all)

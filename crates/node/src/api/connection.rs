@@ -255,6 +255,7 @@ impl<'s> Connection<'s> {
             Request::Resume { sandbox } => done(node.resume(&find(&sandbox)?))?,
             Request::Stats { sandbox } => self.stats(&node, caller, sandbox.as_deref())?,
             Request::ListUsage => self.items(answers::usage(&node, caller), Item::BriefUsage)?,
+            Request::ListPools => self.items(node.list_pools(caller.snapshots(&node)?), Item::Pool)?,
             Request::Trace { sandbox } => Reply::Trace(find(&sandbox)?.trace()),
             Request::Events => Reply::Done,
             Request::Prune => Reply::Pruned(node.prune()?),

@@ -175,6 +175,7 @@ fn is_for_gateways(request: &Request) -> bool {
             | Request::ListSnapshots
             | Request::InspectSnapshot { .. }
             | Request::RemoveSnapshot { .. }
+            | Request::ListPools
             | Request::InspectTemplate { .. }
             | Request::ListTemplates
             | Request::Clone(_)
@@ -309,6 +310,7 @@ mod tests {
         ];
         for request in &mut served {
             gateway().admit(request).unwrap();
+            Request::ListPools,
         }
     }
 
