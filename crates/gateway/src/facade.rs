@@ -37,6 +37,18 @@ struct Served {
 }
 
 impl Facade {
+    /// What is held at most where nobody says otherwise, in bytes.
+    pub const MEMORY: usize = Memory::DEFAULT;
+
+    /// One whose requests hold so many bytes at most, for all sandboxes together.
+    #[must_use]
+    pub fn with_memory(bytes: usize) -> Self {
+        Self {
+            served: Mutex::default(),
+            memory: Memory::new(bytes),
+        }
+    }
+
     /// The sandbox as it is served since it was last started.
     fn get(&self, asked: EnvdSandbox) -> Arc<Sandbox> {
         let mut all = self.served.lock().unwrap_or_else(PoisonError::into_inner);

@@ -258,7 +258,7 @@ impl Gateway {
     async fn reserve(&self, tenant: &str, amount: Amount, sandbox: Option<&str>) -> Result<Option<String>, Error> {
         let name = tenant.to_owned();
         let quota = self.store.with(move |store| store.quota(&name)).await?;
-        if !quota.is_limited() {
+        if !quota.limits_sandboxes() {
             return Ok(None);
         }
         let owner = Owner::Tenant(tenant.into());
