@@ -16,14 +16,14 @@ use utoipa::ToSchema;
 
 use super::builds::status_word;
 use super::extract::{Body, Name, Query};
-use super::failures::Failures;
+use super::failures::{Failures, Forbidden};
 use super::models::PageQuery;
 use super::{page, snapshots};
 use crate::Error;
 use crate::auth::Principal;
 use crate::gateway::Gateway;
 use crate::origin::{Origin, split};
-use crate::time_text;
+use crate::{time_text, uuid};
 
 /// A template.
 #[derive(Clone, Debug, Serialize, ToSchema)]
@@ -117,13 +117,6 @@ pub(crate) struct AliasTarget {
     public: bool,
 }
 
-/// A UUID of the first digits of an id: clients want one.
-fn uuid(id: &str) -> String {
-    let digits: String = id.chars().chain(std::iter::repeat('0')).take(32).collect();
-    let part = |from: usize, to: usize| digits.get(from..to).unwrap_or_default();
-    [part(0, 8), part(8, 12), part(12, 16), part(16, 20), part(20, 32)].join("-")
-}
-
 /// What may be changed of a template.
 #[derive(Clone, Debug, Default, Deserialize, ToSchema)]
 #[serde(default)]
@@ -202,7 +195,7 @@ impl Template {
         let resources = &template.resources;
         Self {
             template_id: template.id.clone(),
-            build_id: uuid(&template.id),
+            build_id: uuid::dashed(&template.id),
             cpu_count: resources.cpus,
             memory_mb: resources.memory.bytes() >> 20,
             disk_size_mb: resources.disk.map_or(0, |disk| disk.bytes() >> 20),
@@ -358,10 +351,18 @@ pub(crate) async fn alias(
     }))
 }
 
+/// No tenant changes a template of the node's.
+fn of_node(template: &NodeTemplate) -> Error {
+    Error::Forbidden(format!(
+        "template `{}` is there for all tenants of this node: its operator changes and removes it, with `basalt template`",
+        template.name()
+    ))
+}
+
 /// Remove a template that the tenant has built, or a snapshot. Sandboxes that were made of it run on. What is being built of it is ended. The
 /// node's templates are its operator's to remove.
 #[utoipa::path(delete, path = "/templates/{templateID}", tag = "templates", params(("templateID" = String, Path)),
-    responses((status = 204), (status = 403, body = crate::error::ErrorBody), Failures))]
+    responses((status = 204), Forbidden, Failures))]
 pub(crate) async fn remove(
     Shared(gateway): Shared<Arc<Gateway>>,
     principal: Principal,
@@ -374,12 +375,7 @@ pub(crate) async fn remove(
     let snapshot = match gateway.find(&principal, &name).await?.origin {
         Origin::Snapshot(snapshot) => snapshot.name,
         Origin::Built(_) => return Err(Error::NotFound { what: "template", name }),
-        Origin::Template(template) => {
-            return Err(Error::Forbidden(format!(
-                "template `{}` is there for all tenants of this node: its operator removes it, with `basalt template rm`",
-                template.name()
-            )));
-        }
+        Origin::Template(template) => return Err(of_node(&template)),
     };
     let request = Request::RemoveSnapshot { name: snapshot.clone() };
     gateway.nodes.done(&principal.owner(), request).await?;
@@ -393,7 +389,7 @@ pub(crate) async fn remove(
 
 /// Change a template.
 #[utoipa::path(patch, path = "/templates/{templateID}", tag = "templates", params(("templateID" = String, Path)),
-    request_body = TemplateUpdate, responses((status = 200, body = Updated), (status = 403, body = crate::error::ErrorBody), Failures))]
+    request_body = TemplateUpdate, responses((status = 200, body = Updated), Forbidden, Failures))]
 pub(crate) async fn update(
     gateway: Shared<Arc<Gateway>>,
     principal: Principal,
@@ -405,7 +401,7 @@ pub(crate) async fn update(
 
 /// Change a template.
 #[utoipa::path(patch, path = "/v2/templates/{templateID}", tag = "templates", params(("templateID" = String, Path)),
-    request_body = TemplateUpdate, responses((status = 200, body = Updated), (status = 403, body = crate::error::ErrorBody), Failures))]
+    request_body = TemplateUpdate, responses((status = 200, body = Updated), Forbidden, Failures))]
 pub(crate) async fn update_v2(
     Shared(gateway): Shared<Arc<Gateway>>,
     principal: Principal,
@@ -414,10 +410,7 @@ pub(crate) async fn update_v2(
 ) -> Result<Json<Updated>, Error> {
     let Some(template) = gateway.own_template(&principal.tenant, &name).await? else {
         return match gateway.find(&principal, &name).await?.origin {
-            Origin::Template(template) => Err(Error::Forbidden(format!(
-                "template `{}` is there for all tenants of this node, and its operator's",
-                template.name()
-            ))),
+            Origin::Template(template) => Err(of_node(&template)),
             _ => Err(Error::NotFound { what: "template", name }),
         };
     };
@@ -428,19 +421,5 @@ pub(crate) async fn update_v2(
         _ => Ok(Json(Updated {
             names: vec![template.name],
         })),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_id_has_a_uuid() {
-        assert_eq!(
-            uuid(&"0123456789abcdef".repeat(4)),
-            "01234567-89ab-cdef-0123-456789abcdef"
-        );
-        assert_eq!(uuid("ab"), "ab000000-0000-0000-0000-000000000000");
     }
 }
