@@ -354,7 +354,7 @@ pub(crate) async fn alias(
 /// No tenant changes a template of the node's.
 fn of_node(template: &NodeTemplate) -> Error {
     Error::Forbidden(format!(
-        "template `{}` is there for all tenants of this node: its operator changes and removes it, with `basalt template`",
+        "template `{}` is there for all tenants of this node: its operator changes it, and removes it with `basalt template rm`",
         template.name()
     ))
 }
