@@ -414,6 +414,27 @@ check('templates and snapshots start sandboxes', async () => {
   assert.deepEqual(await server.api('GET', '/snapshots'), [])
 })
 
+check('pools tell what is ready: interfaces, and how much of each template and snapshot is in memory', async () => {
+  const [{ sandboxID: id }] = await server.api('GET', '/v2/sandboxes')
+  const { snapshotID } = await server.api('POST', `/sandboxes/${id}/snapshots`, { name: 'warm' })
+  await click('link', 'Pools')
+  await until('three rows', () => document.querySelectorAll('table.pools tbody tr').length === 3)
+  assert.match(await text('.counts'), /^5 of 8 network interfaces ready · 75 MiB of 200 MiB in memory$/)
+  const told = await page.$$eval('table.pools tbody tr', (all) => all.map((one) => one.innerText.replace(/\s+/g, ' ').trim()))
+  assert.deepEqual(told, [
+    'base template 75 MiB of 100 MiB',
+    'offline template 0 of 100 MiB',
+    'warm snapshot of 100 MiB: not known',
+  ])
+  assert.deepEqual(await page.$$eval('table.pools meter', (all) => all.map((one) => one.value)), [0.75, 0, 0])
+  await shot('pools')
+  await server.api('DELETE', `/templates/${snapshotID}`)
+  // Looked at anew, it is not there any more.
+  await go('#/snapshots')
+  await go('#/pools')
+  await until('two rows', () => document.querySelectorAll('table.pools tbody tr').length === 2)
+})
+
 check('it fits a phone, and its text has contrast in both schemes', async () => {
   const [{ sandboxID: id }] = await server.api('GET', '/v2/sandboxes')
   await page.setViewport({ width: 390, height: 800 })
@@ -421,6 +442,7 @@ check('it fits a phone, and its text has contrast in both schemes', async () => 
     ['#/sandboxes', row(id)],
     ['#/templates', 'table.templates tr'],
     ['#/snapshots', '.empty'],
+    ['#/pools', 'table.pools tr'],
     [`#/sandboxes/${id}`, '.charts'],
     [`#/sandboxes/${id}/terminal`, '.xterm'],
     [`#/sandboxes/${id}/logs`, '.logs'],

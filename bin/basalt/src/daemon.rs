@@ -83,7 +83,16 @@ pub(crate) fn connect_if_needed(needed: impl FnOnce(&Path) -> bool) -> Result<Op
 
 /// Asks the same for each, prints those that it was done for, and goes on where one is refused.
 pub(crate) fn ask_for_each(names: &[String], output: &Output, request: impl Fn(String) -> Request) -> Result<u8> {
-    let mut client = connect()?;
+    ask_each_with(connect()?, names, output, request)
+}
+
+/// The same by this client.
+pub(crate) fn ask_each_with(
+    mut client: Client,
+    names: &[String],
+    output: &Output,
+    request: impl Fn(String) -> Request,
+) -> Result<u8> {
     let (mut done, mut code) = (Vec::new(), 0);
     for name in names {
         match client.ask(request(name.clone())) {

@@ -38,7 +38,7 @@ async fn serve(options: Serve) -> Result<()> {
     let gateway = Gateway::new(Parts {
         node: Arc::new(SocketNode::new(&options.node_socket)),
         store,
-        envd: Arc::new(Facade::default()),
+        envd: Arc::new(Facade::with_memory(options.memory_budget)),
         tokens: Tokens::open(&options.state)?,
         domain: options.names.as_ref().map(|names| names.domain.clone()),
         limits: options.limits,

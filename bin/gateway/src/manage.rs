@@ -142,16 +142,19 @@ fn tenants(store: &impl Tenants, as_json: bool) -> Result<String> {
     }
     let number = |limit: Option<u64>| limit.map_or_else(|| "-".to_owned(), |limit| limit.to_string());
     let mut text = format!(
-        "{:24}  {:>9}  {:>6}  {:>10}\n",
-        "TENANT", "SANDBOXES", "VCPUS", "MEMORY"
+        "{:24}  {:>9}  {:>6}  {:>10}  {:>7}  {:>12}\n",
+        "TENANT", "SANDBOXES", "VCPUS", "MEMORY", "VOLUMES", "VOLUME SPACE"
     );
+    let size = |limit: Option<u64>| limit.map_or_else(|| "-".to_owned(), |bytes| ByteSize(bytes).to_string());
     for tenant in tenants {
         let quota = tenant.quota;
-        let memory = quota
-            .memory
-            .map_or_else(|| "-".to_owned(), |bytes| ByteSize(bytes).to_string());
-        let (sandboxes, vcpus) = (number(quota.sandboxes), number(quota.vcpus));
-        writeln!(text, "{:24}  {sandboxes:>9}  {vcpus:>6}  {memory:>10}", tenant.name)?;
+        let (memory, space) = (size(quota.memory), size(quota.volume_space));
+        let (sandboxes, vcpus, volumes) = (number(quota.sandboxes), number(quota.vcpus), number(quota.volumes));
+        writeln!(
+            text,
+            "{:24}  {sandboxes:>9}  {vcpus:>6}  {memory:>10}  {volumes:>7}  {space:>12}",
+            tenant.name
+        )?;
     }
     Ok(text)
 }
@@ -259,12 +262,14 @@ mod tests {
             sandboxes: Some(3),
             vcpus: None,
             memory: Some(1 << 30),
+            volumes: None,
+            volume_space: Some(5 << 30),
         };
         let tenant = "a".to_owned();
         run(&store, &Work::SetTenant { tenant, quota }).unwrap();
         let listed = run(&store, &Work::ListTenants { json: false }).unwrap();
         let row = listed.lines().nth(1).unwrap().split_whitespace();
-        assert!(row.eq(["a", "3", "-", "1", "GiB"]), "{listed}");
+        assert!(row.eq(["a", "3", "-", "1", "GiB", "-", "5", "GiB"]), "{listed}");
         let entry = AuditEntry {
             time_ns: 1_763_710_727_000_000_000,
             tenant: "a".into(),

@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use base::ByteSize;
 use control::{DEFAULT_TENANT, Quota};
-use gateway::{Domain, LimitsConfig, VolumesConfig};
+use gateway::{Domain, Facade, LimitsConfig, VolumesConfig};
 use log::LevelFilter;
 
 const HELP: &str = "\
 basalt-gateway: serves a node's sandboxes by the API that the E2B SDKs speak (see docs/gateway.md)
 
 Usage: basalt-gateway [--listen ADDRESS] [--node-socket PATH] [--state DIR] [--rate NUMBER] [--log-level LEVEL]
-                      [--volume-size SIZE] [--volumes NUMBER]
+                      [--volume-size SIZE] [--volumes NUMBER] [--memory-budget SIZE]
                       [--domain DOMAIN [--tls ADDRESS|off] [--tls-cert FILE --tls-key FILE] [--ca-dir DIR]
                       [--dns ADDRESS]]
        basalt-gateway env [--tenant NAME] [--name TEXT] [--json] [--ca-dir DIR] [--state DIR]
@@ -23,7 +23,8 @@ Usage: basalt-gateway [--listen ADDRESS] [--node-socket PATH] [--state DIR] [--r
        basalt-gateway keys list [--tenant NAME] [--json] [--state DIR]
        basalt-gateway keys revoke ID [--state DIR]
        basalt-gateway tenants list [--json] [--state DIR]
-       basalt-gateway tenants set NAME [--sandboxes NUMBER] [--vcpus NUMBER] [--memory SIZE] [--state DIR]
+       basalt-gateway tenants set NAME [--sandboxes NUMBER] [--vcpus NUMBER] [--memory SIZE]
+                      [--volumes NUMBER] [--volume-space SIZE] [--state DIR]
        basalt-gateway audit [--tenant NAME] [--limit NUMBER] [--json] [--state DIR]
        basalt-gateway openapi
 
@@ -42,7 +43,9 @@ Usage: basalt-gateway [--listen ADDRESS] [--node-socket PATH] [--state DIR] [--r
   --dns ADDRESS       where to answer for DOMAIN and all names below it as a name server: a port of a loopback address
   --rate NUMBER       requests a second of one key; 100
   --volume-size SIZE  how large each volume is: what a tenant can write to it at most; 1G
-  --volumes NUMBER    volumes that each tenant may have; 20
+  --volumes NUMBER    volumes that each tenant may have; 20, and for one tenant with `tenants set`
+  --memory-budget SIZE
+                      what messages, lists and events of all sandboxes' processes and files may hold; 512M
   --log-level LEVEL   off, error, warn, info (default), debug or trace
   --version           print the version
   --help              print this text
@@ -70,6 +73,9 @@ Examples:
   basalt-gateway tenants set default --sandboxes 20 --memory 16G
 ";
 
+/// With less no tenant could ask for a list of the longest.
+const SMALLEST_BUDGET: ByteSize = ByteSize::mib(64);
+
 /// What serving needs to know.
 #[derive(Debug)]
 pub(crate) struct Serve {
@@ -79,6 +85,8 @@ pub(crate) struct Serve {
     pub(crate) names: Option<Names>,
     pub(crate) limits: LimitsConfig,
     pub(crate) volumes: VolumesConfig,
+    /// Bytes.
+    pub(crate) memory_budget: usize,
     pub(crate) log_level: LevelFilter,
 }
 
@@ -168,6 +176,7 @@ struct Written {
     rate: Option<NonZeroU32>,
     volume_size: Option<ByteSize>,
     volumes: Option<u32>,
+    memory_budget: Option<ByteSize>,
     log_level: Option<LevelFilter>,
     tenant: Option<String>,
     name: Option<String>,
@@ -209,6 +218,11 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
             Long("rate") => written.rate = Some(parser.value()?.parse().context("--rate")?),
             Long("volume-size") => written.volume_size = Some(parser.value()?.parse().context("--volume-size")?),
             Long("volumes") => written.volumes = Some(parser.value()?.parse().context("--volumes")?),
+            Long("volume-space") => {
+                let size: ByteSize = parser.value()?.parse().context("--volume-space")?;
+                written.quota.volume_space = Some(size.bytes());
+            }
+            Long("memory-budget") => written.memory_budget = Some(parser.value()?.parse().context("--memory-budget")?),
             Long("log-level") => written.log_level = Some(parser.value()?.parse().context("--log-level")?),
             Long("tenant") => written.tenant = Some(parser.value()?.string()?),
             Long("name") => written.name = Some(parser.value()?.string()?),
@@ -250,6 +264,13 @@ impl Written {
             bail!("--tenant, --name, --json, --limit and quotas are of use with env, keys, tenants and audit only");
         }
         let volumes = VolumesConfig::default();
+        let memory_budget = match self.memory_budget {
+            Some(size) if size < SMALLEST_BUDGET => {
+                bail!("--memory-budget {size} is too little for one request: give {SMALLEST_BUDGET} or more")
+            }
+            Some(size) => usize::try_from(size.bytes()).with_context(|| format!("--memory-budget {size}"))?,
+            None => Facade::MEMORY,
+        };
         let mut limits = LimitsConfig::default();
         if let Some(rate) = self.rate {
             limits.burst = rate.saturating_mul(NonZeroU32::MIN.saturating_add(1));
@@ -263,6 +284,7 @@ impl Written {
             names: self.names.read(&state)?,
             log_level: self.log_level.unwrap_or(LevelFilter::Info),
             limits,
+            memory_budget,
             volumes: VolumesConfig {
                 size: self.volume_size.unwrap_or(volumes.size),
                 most: self.volumes.unwrap_or(volumes.most),
@@ -277,10 +299,13 @@ impl Written {
             false => None,
         };
         let of_server = self.listen.is_some() || self.node_socket.is_some() || self.rate.is_some();
-        let of_volumes = self.volume_size.is_some() || self.volumes.is_some();
-        if of_server || of_volumes || self.log_level.is_some() || self.names != WrittenNames::default() {
+        if self.words.starts_with(&["tenants", "set"].map(str::to_owned)) {
+            self.quota.volumes = self.volumes.take().map(u64::from);
+        }
+        let of_bounds = self.volume_size.is_some() || self.volumes.is_some() || self.memory_budget.is_some();
+        if of_server || of_bounds || self.log_level.is_some() || self.names != WrittenNames::default() {
             bail!(
-                "--listen, --node-socket, --domain, --tls, --tls-cert, --tls-key, --ca-dir, --dns, --rate, --volume-size, --volumes and --log-level are of use for serving only"
+                "--listen, --node-socket, --domain, --tls, --tls-cert, --tls-key, --ca-dir, --dns, --rate, --volume-size, --volumes, --memory-budget and --log-level are of use for serving only"
             );
         }
         let words: Vec<&str> = self.words.iter().map(String::as_str).collect();
@@ -402,176 +427,4 @@ fn listen(text: &str) -> Result<SocketAddr> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn parsed(words: &[&str]) -> Result<Command> {
-        parse_from(lexopt::Parser::from_args(words))
-    }
-
-    fn work(words: &[&str]) -> Work {
-        match parsed(words) {
-            Ok(Command::Manage(_, work)) => work,
-            other => panic!("{other:?}"),
-        }
-    }
-
-    fn own(domain: &str, listen: &str, public: &str) -> Names {
-        Names {
-            domain: domain.parse().unwrap(),
-            tls: Some(TlsOptions {
-                listen: listen.parse().unwrap(),
-                certificate: Certificate::Own { public: public.into() },
-            }),
-            dns: None,
-        }
-    }
-
-    fn names(words: &[&str]) -> Names {
-        match parsed(&[&["--state", "/s"], words].concat()) {
-            Ok(Command::Serve(options)) => options.names.unwrap(),
-            other => panic!("{other:?}"),
-        }
-    }
-
-    #[test]
-    fn names_are_served_by_tls_unless_something_else_does() {
-        assert_eq!(
-            names(&["--domain", "sb.example"]),
-            own("sb.example", "127.0.0.1:443", "/s")
-        );
-        let words = [
-            "--domain",
-            "sb.example",
-            "--tls",
-            "0.0.0.0:8443",
-            "--ca-dir",
-            "/c",
-            "--dns",
-            "127.0.0.55:53",
-        ];
-        let served = names(&words);
-        assert_eq!(served.dns, Some("127.0.0.55:53".parse().unwrap()));
-        assert_eq!(served.tls, own("sb.example", "0.0.0.0:8443", "/c").tls);
-        let files = names(&["--domain", "example", "--tls-cert", "/c.pem", "--tls-key", "/k.pem"]);
-        let certificate = Certificate::Files {
-            certificate: "/c.pem".into(),
-            key: "/k.pem".into(),
-        };
-        assert_eq!(files.tls.unwrap().certificate, certificate);
-        assert_eq!(names(&["--domain", "sb.example", "--tls", "off"]).tls, None);
-    }
-
-    #[test]
-    fn each_way_to_call_it() {
-        assert!(matches!(parsed(&["openapi"]), Ok(Command::Document)));
-        let Ok(Command::Serve(options)) = parsed(&[]) else {
-            panic!()
-        };
-        assert_eq!(options.listen.to_string(), "127.0.0.1:3000");
-        assert_eq!((options.names, options.log_level), (None, LevelFilter::Info));
-        let words = [
-            "--listen",
-            "[::1]:1",
-            "--domain",
-            "sb.example:8443",
-            "--rate=7",
-            "--volume-size=2G",
-            "--volumes=3",
-            "--state",
-            "/s",
-            "--node-socket",
-            "/n",
-        ];
-        let Ok(Command::Serve(options)) = parsed(&words) else {
-            panic!()
-        };
-        assert_eq!(
-            (options.names, options.state),
-            (Some(own("sb.example:8443", "127.0.0.1:8443", "/s")), "/s".into())
-        );
-        assert_eq!((options.limits.rate.get(), options.limits.burst.get()), (7, 14));
-        assert_eq!((options.volumes.size, options.volumes.most), (ByteSize::gib(2), 3));
-        assert_eq!(
-            work(&["keys", "create", "--tenant", "a", "--name", "ci", "--json"]),
-            Work::CreateKey {
-                tenant: "a".into(),
-                name: "ci".into(),
-                json: true
-            }
-        );
-        let Ok(Command::Environment(_, environment)) = parsed(&["env", "--json", "--tenant", "a", "--ca-dir", "/c"])
-        else {
-            panic!()
-        };
-        assert_eq!((environment.tenant.as_deref(), environment.json), (Some("a"), true));
-        assert_eq!(environment.public, Some("/c".into()));
-        assert!(matches!(parsed(&["ca"]), Ok(Command::Authority { json: false, .. })));
-        assert_eq!(
-            work(&["keys", "list"]),
-            Work::ListKeys {
-                tenant: None,
-                json: false
-            }
-        );
-        assert_eq!(work(&["keys", "revoke", "0a"]), Work::RevokeKey { id: "0a".into() });
-        assert_eq!(work(&["tenants", "list", "--json"]), Work::ListTenants { json: true });
-        let quota = Quota {
-            sandboxes: Some(3),
-            vcpus: None,
-            memory: Some(1 << 30),
-        };
-        let words = ["tenants", "set", "a", "--sandboxes", "3", "--memory", "1G"];
-        assert_eq!(
-            work(&words),
-            Work::SetTenant {
-                tenant: "a".into(),
-                quota
-            }
-        );
-        assert_eq!(
-            work(&["audit", "--limit", "5"]),
-            Work::Audit {
-                tenant: None,
-                limit: 5,
-                json: false
-            }
-        );
-    }
-
-    #[test]
-    fn what_makes_no_sense_is_refused() {
-        for words in [
-            &["serve"][..],
-            &["openapi", "now"],
-            &["keys"],
-            &["keys", "revoke"],
-            &["keys", "list", "--listen", "127.0.0.1:1"],
-            &["--tenant", "a"],
-            &["--sandboxes", "3"],
-            &["--listen", "3000"],
-            &["--domain", "Sb.example"],
-            &["--domain", "a..b"],
-            &["--domain", "a:b"],
-            &["--domain", "a.b:0"],
-            &["--domain", "example"],
-            &["--tls", "127.0.0.1:1"],
-            &["--dns", "127.0.0.1:53"],
-            &["--domain", "a.b", "--tls", "443"],
-            &["--domain", "a.b", "--tls", "off", "--tls-cert", "/c", "--tls-key", "/k"],
-            &["--domain", "a.b", "--tls-cert", "/c"],
-            &["--domain", "a.b", "--dns", "192.0.2.1:53"],
-            &["env", "--domain", "a.b"],
-            &["keys", "list", "--ca-dir", "/c"],
-            &["--rate", "0"],
-            &["--log-level", "loud"],
-            &["tenants", "set", "a", "--memory", "much"],
-        ] {
-            assert!(parsed(words).is_err(), "{words:?}");
-        }
-        for address in ["0.0.0.0:3000", "[::]:3000", "192.0.2.1:3000"] {
-            let error = parsed(&["--listen", address]).unwrap_err().to_string();
-            assert!(error.contains(address) && error.contains("TLS"), "{error}");
-        }
-    }
-}
+mod tests;

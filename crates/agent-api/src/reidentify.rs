@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::exec::Environment;
 use crate::message::{Share, TmpfsMount};
 
 /// What a restored guest must not share with the others that were restored from the same snapshot.
@@ -31,6 +32,10 @@ pub struct Reidentify {
     // The word of earlier agents, which snapshots have.
     #[serde(rename = "shares", default, skip_serializing_if = "Vec::is_empty")]
     pub shared_directories: Vec<Share>,
+    /// What programs are told in it that ask for its environment, before any of them goes on; `None` leaves that as it was. Agents that do not
+    /// know this are told it behind ([`Environment`]).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub environment: Option<Environment>,
 }
 
 /// Who a machine is.
@@ -73,6 +78,7 @@ mod tests {
             path: "/src".into(),
             read_only: true,
         }];
+        reidentify.environment = Some(Environment(vec!["A=b".into()]));
         reidentify.tmpfs = vec![TmpfsMount {
             path: "/run".into(),
             bytes: None,

@@ -131,6 +131,17 @@ pub struct Tag {
     pub assigned_ns: u64,
 }
 
+/// What a build is called.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BuildName {
+    /// Which.
+    pub build: String,
+    /// The template's name.
+    pub template: String,
+    /// A tag that leads to it.
+    pub tag: String,
+}
+
 /// An archive that was uploaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredFile {
@@ -170,6 +181,12 @@ pub trait Templates {
     /// The store failed.
     fn tags(&self, template: &str) -> Result<Vec<Tag>, Error>;
 
+    /// What a tenant's builds are called, by template and tag.
+    ///
+    /// # Errors
+    /// The store failed.
+    fn build_names(&self, tenant: &str) -> Result<Vec<BuildName>, Error>;
+
     /// They lead to this build of the template from now on, in place of others. False if there is no machine of it, or it is going.
     ///
     /// # Errors
@@ -202,6 +219,12 @@ pub trait Builds {
     /// # Errors
     /// The store failed.
     fn builds(&self, template: &str) -> Result<Vec<Build>, Error>;
+
+    /// All of a tenant's, the newest first.
+    ///
+    /// # Errors
+    /// The store failed.
+    fn all_builds(&self, tenant: &str) -> Result<Vec<Build>, Error>;
 
     /// One that is waiting is being built. False if it is not waiting.
     ///

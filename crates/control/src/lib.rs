@@ -15,7 +15,8 @@ mod suite;
 mod types;
 
 pub use builds::{
-    Build, BuildState, Builds, Failure, Files, LogLevel, LogLine, Settings, StoredFile, Tag, Template, Templates,
+    Build, BuildName, BuildState, Builds, Failure, Files, LogLevel, LogLine, Settings, StoredFile, Tag, Template,
+    Templates,
 };
 pub use error::Error;
 pub use key::{KEY_PREFIX, KeyHash, Secret, check_key_name, random_hex};

@@ -61,12 +61,35 @@ pub struct Quota {
     pub vcpus: Option<u64>,
     /// Bytes of memory.
     pub memory: Option<u64>,
+    /// Volumes.
+    pub volumes: Option<u64>,
+    /// Bytes that their sizes may be together.
+    pub volume_space: Option<u64>,
 }
 
 impl Quota {
     /// Something is limited.
     pub fn is_limited(&self) -> bool {
         *self != Self::default()
+    }
+
+    /// Something is limited that sandboxes take.
+    pub fn limits_sandboxes(&self) -> bool {
+        self.sandboxes.is_some() || self.vcpus.is_some() || self.memory.is_some()
+    }
+
+    /// Checks that a tenant may have so many volumes with so many bytes, if these are limited.
+    ///
+    /// # Errors
+    /// It may not.
+    pub fn check_volumes(&self, volumes: u64, bytes: u64) -> Result<(), Shortage> {
+        within("volumes", volumes, self.volumes, OF_VOLUMES)?;
+        within(
+            "MiB of volumes",
+            bytes.div_ceil(MIB),
+            self.volume_space.map(|bytes| bytes / MIB),
+            OF_VOLUMES,
+        )
     }
 }
 
@@ -101,15 +124,40 @@ pub struct Shortage {
     pub wanted: u64,
     /// How much it may have.
     pub limit: u64,
+    /// What its user can do.
+    pub next: &'static str,
 }
 
 impl fmt::Display for Shortage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { what, wanted, limit } = self;
+        let Self {
+            what,
+            wanted,
+            limit,
+            next,
+        } = self;
         write!(
             f,
-            "this would make {wanted} {what}, and the quota is {limit}: end some sandboxes, or ask the node's operator for more"
+            "this would make {wanted} {what}, and the quota is {limit}: {next}, or ask the node's operator for more"
         )
+    }
+}
+
+const MIB: u64 = 1 << 20;
+
+/// What can be done where there is too much.
+const OF_SANDBOXES: &str = "end some sandboxes";
+const OF_VOLUMES: &str = "remove some volumes";
+
+fn within(what: &'static str, wanted: u64, limit: Option<u64>, next: &'static str) -> Result<(), Shortage> {
+    match limit.filter(|limit| wanted > *limit) {
+        Some(limit) => Err(Shortage {
+            what,
+            wanted,
+            limit,
+            next,
+        }),
+        None => Ok(()),
     }
 }
 
@@ -130,21 +178,10 @@ pub(crate) fn check(quota: &Quota, in_use: &[InUse], claims: &[Claim], wanted: &
         }
     }
     total = by_sandbox.into_values().fold(total, Amount::plus);
-    let mib = |bytes: u64| bytes >> 20;
-    for (what, has, limit) in [
-        ("sandboxes", total.sandboxes, quota.sandboxes),
-        ("vCPUs", total.vcpus, quota.vcpus),
-        ("MiB of memory", mib(total.memory), quota.memory.map(mib)),
-    ] {
-        if let Some(limit) = limit.filter(|limit| has > *limit) {
-            return Err(Shortage {
-                what,
-                wanted: has,
-                limit,
-            });
-        }
-    }
-    Ok(())
+    let mib = |bytes: u64| bytes / MIB;
+    within("sandboxes", total.sandboxes, quota.sandboxes, OF_SANDBOXES)?;
+    within("vCPUs", total.vcpus, quota.vcpus, OF_SANDBOXES)?;
+    within("MiB of memory", mib(total.memory), quota.memory.map(mib), OF_SANDBOXES)
 }
 
 #[cfg(test)]
@@ -179,6 +216,7 @@ mod tests {
             sandboxes: Some(2),
             vcpus: Some(4),
             memory: Some(1 << 30),
+            ..Quota::default()
         };
         let there = [in_use("a", ONE)];
         assert_eq!(check(&quota, &there, &[claim(Some("a"))], &claim(None)), Ok(()));
@@ -200,6 +238,26 @@ mod tests {
         };
         let error = check(&cpus, &asleep, &[claim(None)], &claim(Some("a"))).unwrap_err();
         assert_eq!((error.what, error.wanted), ("vCPUs", 4));
+    }
+
+    #[test]
+    fn volumes_count_by_number_and_size() {
+        let quota = Quota {
+            volumes: Some(2),
+            volume_space: Some(1 << 30),
+            ..Quota::default()
+        };
+        assert!(quota.is_limited() && !quota.limits_sandboxes());
+        assert_eq!(quota.check_volumes(2, 1 << 30), Ok(()));
+        let error = quota.check_volumes(3, 0).unwrap_err();
+        assert_eq!((error.what, error.wanted, error.limit), ("volumes", 3, 2));
+        let error = quota.check_volumes(1, (1 << 30) + 1).unwrap_err().to_string();
+        assert!(
+            error.contains("1025 MiB of volumes") && error.contains("1024"),
+            "{error}"
+        );
+        assert!(error.contains("remove some volumes"), "{error}");
+        assert_eq!(Quota::default().check_volumes(u64::MAX, u64::MAX), Ok(()));
     }
 
     #[test]

@@ -20,8 +20,8 @@ use crate::{Error, KeyHash};
 /// The file's name in the state directory.
 const FILE: &str = "control.db";
 
-/// `user_version` of the tables below, with those of `builds`, which came with 2.
-const VERSION: i64 = 2;
+/// `user_version` of the tables below, with those of `builds`, which came with 2, and the quota of volumes, which came with 3.
+const VERSION: i64 = 3;
 
 /// How long is waited for another process that writes.
 const BUSY: Duration = Duration::from_secs(5);
@@ -62,6 +62,12 @@ CREATE TABLE audit (
 ) STRICT;
 CREATE INDEX audit_of ON audit (tenant, row);
 CREATE INDEX audit_by_time ON audit (time_ns);
+";
+
+/// Since version 3 of the database.
+const VOLUME_QUOTA: &str = "
+ALTER TABLE tenants ADD COLUMN max_volumes INTEGER;
+ALTER TABLE tenants ADD COLUMN max_volume_space INTEGER;
 ";
 
 /// The store.
@@ -125,14 +131,11 @@ fn migrate(connection: &mut Connection) -> Result<(), Error> {
     // Another process may be at it: whoever is second finds the tables.
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     let found: i64 = transaction.query_row("PRAGMA user_version", [], |row| row.get(0))?;
-    match found {
-        0 => {
-            transaction.execute_batch(TABLES)?;
-            transaction.execute_batch(builds::TABLES)?;
-        }
-        1 => transaction.execute_batch(builds::TABLES)?,
-        VERSION => (),
-        _ => return Err(Error::Version { found, known: VERSION }),
+    // What each version has brought.
+    let steps = [TABLES, builds::TABLES, VOLUME_QUOTA];
+    let done = usize::try_from(found).ok().and_then(|found| steps.get(found..));
+    for step in done.ok_or(Error::Version { found, known: VERSION })? {
+        transaction.execute_batch(step)?;
     }
     transaction.pragma_update(None, "user_version", VERSION)?;
     Ok(transaction.commit()?)
@@ -160,6 +163,8 @@ fn tenant(row: &Row<'_>) -> rusqlite::Result<Tenant> {
             sandboxes: maybe(row, "max_sandboxes")?,
             vcpus: maybe(row, "max_vcpus")?,
             memory: maybe(row, "max_memory")?,
+            volumes: maybe(row, "max_volumes")?,
+            volume_space: maybe(row, "max_volume_space")?,
         },
     })
 }
@@ -236,12 +241,15 @@ impl Tenants for Sqlite {
 
     fn set_quota(&self, tenant: &str, quota: Quota) -> Result<(), Error> {
         let changed = self.lock().execute(
-            "UPDATE tenants SET max_sandboxes = ?2, max_vcpus = ?3, max_memory = ?4 WHERE name = ?1",
+            "UPDATE tenants SET max_sandboxes = ?2, max_vcpus = ?3, max_memory = ?4, max_volumes = ?5, max_volume_space = ?6
+             WHERE name = ?1",
             params![
                 tenant,
                 quota.sandboxes.map(int),
                 quota.vcpus.map(int),
-                quota.memory.map(int)
+                quota.memory.map(int),
+                quota.volumes.map(int),
+                quota.volume_space.map(int)
             ],
         )?;
         match changed {
@@ -457,12 +465,21 @@ mod tests {
 
     #[test]
     fn an_older_one_gets_what_came_later() {
+        for (version, tables) in [
+            (1, include_str!("../golden/control-v1.sql")),
+            (2, include_str!("../golden/control-v2.sql")),
+        ] {
+            is_brought_up_to_date(version, tables);
+        }
+    }
+
+    fn is_brought_up_to_date(version: i64, tables: &str) {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("state");
         make_private(&path).unwrap();
         let old = Connection::open(path.join(FILE)).unwrap();
-        old.execute_batch(include_str!("../golden/control-v1.sql")).unwrap();
-        old.pragma_update(None, "user_version", 1).unwrap();
+        old.execute_batch(tables).unwrap();
+        old.pragma_update(None, "user_version", version).unwrap();
         old.execute("INSERT INTO tenants (name, created) VALUES ('a', 1)", [])
             .unwrap();
         drop(old);

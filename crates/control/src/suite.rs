@@ -57,6 +57,8 @@ pub(crate) fn tenants_are_made_once(store: &impl ControlStore) {
         sandboxes: Some(3),
         vcpus: None,
         memory: Some(u64::MAX >> 1),
+        volumes: Some(7),
+        volume_space: Some(1 << 40),
     };
     store.set_quota("b", quota).unwrap();
     store.make_tenant("a", 6).unwrap();

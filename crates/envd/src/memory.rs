@@ -10,8 +10,9 @@ use crate::error::Error;
 /// What grows is counted by so many bytes at once.
 const STEP: usize = 16 << 10;
 
-/// A tenant has at most this much of the whole: a list of the longest, and as much again.
-const SHARE: usize = 128 << 20;
+/// A tenant has at most this part of the whole, and a list of the longest in any case.
+const PART: usize = 4;
+const LONGEST: usize = 64 << 20;
 
 /// Bytes that are held, and how many may be.
 #[derive(Debug)]
@@ -67,7 +68,7 @@ impl Memory {
     pub fn share(&self) -> Share {
         Share {
             whole: Arc::clone(&self.0),
-            own: Count::of(SHARE.min(self.0.most)),
+            own: Count::of((self.0.most / PART).max(LONGEST).min(self.0.most)),
         }
     }
 }
@@ -195,17 +196,17 @@ mod tests {
 
     #[test]
     fn no_tenant_takes_it_all() {
-        let memory = Memory::new(2 * SHARE);
+        let memory = Memory::new(2 * LONGEST);
         let (one, other, third) = (memory.share(), memory.share(), memory.share());
-        let mut all = one.hold(SHARE);
-        let text = all.grow_to(SHARE + 1).unwrap_err().to_string();
+        let mut all = one.hold(LONGEST);
+        let text = all.grow_to(LONGEST + 1).unwrap_err().to_string();
         assert!(text.contains("of this tenant hold"), "{text}");
-        let _half = other.hold(SHARE / 2);
+        let _half = other.hold(LONGEST / 2);
         let mut late = third.nothing();
-        let text = late.grow_to(SHARE).unwrap_err().to_string();
+        let text = late.grow_to(LONGEST).unwrap_err().to_string();
         assert!(text.contains("of all tenants hold"), "{text}");
         // What was refused for lack of the whole is not counted as its own.
-        late.grow_to(SHARE / 2).unwrap();
+        late.grow_to(LONGEST / 2).unwrap();
         assert!(!one.clone().has(1) && one.is_in_use());
     }
 }

@@ -51,6 +51,11 @@ impl Sandbox {
         })
     }
 
+    /// Somebody polls what happens in it, and would lose that with this.
+    pub fn is_watched(&self) -> bool {
+        !self.state.watchers.is_empty()
+    }
+
     /// Answers what is asked at the sandbox's port 49983.
     pub async fn handle(&self, request: Request<Body>) -> Response<Body> {
         let mut response = if request.method() == Method::OPTIONS {

@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use axum::body::Body;
 use envd::{Access, Connecting, GuestError, Memory, Sandbox, Share};
@@ -13,8 +14,10 @@ use crate::Error;
 use crate::envd_port::{Answering, Envd, EnvdSandbox};
 use crate::guest::Guest;
 
-/// So many sandboxes are kept; then those go that nobody is asking, with the watchers that are polled of them.
+/// So many sandboxes are kept; then some of those go that nobody is asking, those that nobody watches first, and of these the ones that
+/// nobody has asked for the longest time.
 const MOST: usize = 4096;
+const AT_ONCE: usize = MOST / 16;
 
 /// What answers at port 49983, by crate `envd`.
 #[derive(Default)]
@@ -34,22 +37,53 @@ struct Kept {
 struct Served {
     started_ns: u64,
     sandbox: Arc<Sandbox>,
+    /// When somebody asked for it last.
+    asked: Instant,
+}
+
+impl Kept {
+    fn make_room(&mut self) {
+        let idle = self
+            .sandboxes
+            .iter()
+            .filter(|(_, served)| Arc::strong_count(&served.sandbox) == 1);
+        let mut idle: Vec<_> = idle
+            .map(|(id, served)| (served.sandbox.is_watched(), served.asked, id.clone()))
+            .collect();
+        idle.sort();
+        for (_, _, id) in idle.into_iter().take(AT_ONCE) {
+            self.sandboxes.remove(&id);
+        }
+        self.shares.retain(|_, share| share.is_in_use());
+    }
 }
 
 impl Facade {
+    /// What is held at most where nobody says otherwise, in bytes.
+    pub const MEMORY: usize = Memory::DEFAULT;
+
+    /// One whose requests hold so many bytes at most, for all sandboxes together.
+    #[must_use]
+    pub fn with_memory(bytes: usize) -> Self {
+        Self {
+            served: Mutex::default(),
+            memory: Memory::new(bytes),
+        }
+    }
+
     /// The sandbox as it is served since it was last started.
     fn get(&self, asked: EnvdSandbox) -> Arc<Sandbox> {
         let mut all = self.served.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(served) = all
-            .sandboxes
-            .get(&asked.id)
-            .filter(|served| served.started_ns == asked.started_ns)
-        {
+        let now = Instant::now();
+        let known = all.sandboxes.get_mut(&asked.id);
+        // One that was started anew takes the place of the one before.
+        let is_known = known.is_some();
+        if let Some(served) = known.filter(|served| served.started_ns == asked.started_ns) {
+            served.asked = now;
             return Arc::clone(&served.sandbox);
         }
-        if all.sandboxes.len() >= MOST {
-            all.sandboxes.retain(|_, served| Arc::strong_count(&served.sandbox) > 1);
-            all.shares.retain(|_, share| share.is_in_use());
+        if !is_known && all.sandboxes.len() >= MOST {
+            all.make_room();
         }
         let share = all.shares.entry(asked.tenant).or_insert_with(|| self.memory.share());
         let access = Access {
@@ -59,6 +93,7 @@ impl Facade {
         let served = Served {
             started_ns: asked.started_ns,
             sandbox: Arc::clone(&sandbox),
+            asked: now,
         };
         all.sandboxes.insert(asked.id, served);
         sandbox
@@ -143,6 +178,15 @@ mod tests {
         }
         assert!(facade.served.lock().unwrap().sandboxes.len() <= MOST + 1);
         assert!(Arc::ptr_eq(&held, &facade.get(asked("held", 1, ErrorKind::Host))));
+        // Of those that nobody asks the ones stay that were asked last.
+        let is_kept = |id: &str| facade.served.lock().unwrap().sandboxes.contains_key(id);
+        assert!(is_kept(&(2 * MOST - 1).to_string()) && !is_kept("0"));
+        let old = (0..2 * MOST).map(|n| n.to_string()).find(|id| is_kept(id)).unwrap();
+        facade.get(asked(&old, 1, ErrorKind::Host));
+        for n in 0..2 * AT_ONCE {
+            facade.get(asked(&format!("new {n}"), 1, ErrorKind::Host));
+        }
+        assert!(is_kept(&old), "it was asked for a moment ago");
     }
 
     #[tokio::test]

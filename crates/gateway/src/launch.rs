@@ -9,7 +9,7 @@ use crate::auth::Principal;
 use crate::error::with_causes;
 use crate::gateway::Gateway;
 use crate::labels::{self, Said};
-use crate::node::Owner;
+use crate::node::{Owner, is_missing};
 use crate::origin::{Found, Origin};
 use crate::plan::{Plan, sandbox_config};
 use crate::time_text;
@@ -17,6 +17,9 @@ use crate::time_text;
 /// What names of snapshots of ours begin with: that of one that stays, and that of one that a fork makes and removes.
 pub(crate) const SNAPSHOT: &str = "snap-";
 pub(crate) const FORK: &str = "fork-";
+
+/// How often a sandbox is tried to be made of what goes meanwhile.
+const ATTEMPTS: usize = 3;
 
 /// What a machine takes of a quota while it runs.
 pub(crate) fn amount(resources: &node_api::Resources) -> Amount {
@@ -71,8 +74,32 @@ impl Gateway {
         }
     }
 
+    /// Makes one of what `text` stands for. What was found may go before it is used, such as a build to which no tag leads any more: then
+    /// it is looked for once more.
+    pub(crate) async fn launch_named(&self, principal: &Principal, text: &str, plan: Plan) -> Result<Sandbox, Error> {
+        let mut found = self.find(principal, text).await?;
+        for _ in 0..ATTEMPTS {
+            let origin = found.origin.clone();
+            match self.launch(principal, found, plan.clone()).await {
+                Err(error) if is_missing(&error) && self.is_gone(&principal.owner(), &origin).await? => (),
+                made => return made,
+            }
+            found = self.find(principal, text).await?;
+        }
+        Err(Error::Busy("what a sandbox is to be made of is being replaced"))
+    }
+
+    /// Whether the node has something no more.
+    async fn is_gone(&self, owner: &Owner, origin: &Origin) -> Result<bool, Error> {
+        Ok(match origin {
+            Origin::Template(template) => self.nodes.find_template(owner, &template.id).await?.is_none(),
+            Origin::Snapshot(snapshot) => self.nodes.find_snapshot(owner, &snapshot.name).await?.is_none(),
+            Origin::Built(built) => self.nodes.find_snapshot(owner, &built.snapshot.name).await?.is_none(),
+        })
+    }
+
     /// Makes one.
-    pub(crate) async fn launch(&self, principal: &Principal, found: Found, plan: Plan) -> Result<Sandbox, Error> {
+    async fn launch(&self, principal: &Principal, found: Found, plan: Plan) -> Result<Sandbox, Error> {
         let said = Said {
             template: found.origin.id().to_owned(),
             alias: found.alias,
@@ -258,7 +285,7 @@ impl Gateway {
     async fn reserve(&self, tenant: &str, amount: Amount, sandbox: Option<&str>) -> Result<Option<String>, Error> {
         let name = tenant.to_owned();
         let quota = self.store.with(move |store| store.quota(&name)).await?;
-        if !quota.is_limited() {
+        if !quota.limits_sandboxes() {
             return Ok(None);
         }
         let owner = Owner::Tenant(tenant.into());

@@ -43,10 +43,11 @@ mod time_text;
 mod tls;
 mod tokens;
 mod ui;
+mod uuid;
 mod volumes;
 
 pub use api::openapi;
-pub use builds::BuildsConfig;
+pub use builds::{BuildsConfig, check_build};
 pub use dns::{Dns, NoName, Zone};
 pub use domain_name::{Domain, NoDomain};
 pub use envd_port::{Answering, Envd, EnvdSandbox};

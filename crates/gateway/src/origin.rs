@@ -59,6 +59,14 @@ pub(crate) fn split(text: &str) -> (&str, &str) {
     text.split_once(':').unwrap_or((text, DEFAULT_TAG))
 }
 
+/// The same as it is written: the usual tag is not.
+pub(crate) fn named(name: &str, tag: &str) -> String {
+    match tag == DEFAULT_TAG {
+        true => name.to_owned(),
+        false => format!("{name}:{tag}"),
+    }
+}
+
 impl Gateway {
     /// The tenant's template of this name or id.
     pub(crate) async fn own_template(&self, tenant: &str, wanted: &str) -> Result<Option<control::Template>, Error> {
@@ -163,6 +171,10 @@ mod tests {
     fn a_tag_stands_after_a_colon() {
         assert_eq!(split("web"), ("web", "default"));
         assert_eq!(split("web:v1"), ("web", "v1"));
+        for text in ["web", "web:v1"] {
+            let (name, tag) = split(text);
+            assert_eq!(named(name, tag), text);
+        }
         assert_eq!(split("a/web:v1:x"), ("a/web", "v1:x"));
     }
 }

@@ -65,6 +65,7 @@ static FILES: &[File] = &files![
     "js/list.js": SCRIPT,
     "js/login.js": SCRIPT,
     "js/logs.js": SCRIPT,
+    "js/pools.js": SCRIPT,
     "js/process.js": SCRIPT,
     "js/sandbox.js": SCRIPT,
     "js/snapshots.js": SCRIPT,

@@ -109,14 +109,30 @@ fn missing(name: &str) -> Error {
 }
 
 impl Gateway {
-    /// Makes a volume.
-    pub(crate) async fn make_volume(&self, owner: &Owner, name: String) -> Result<TenantVolume, Error> {
+    /// Makes a volume, if the tenant may have one more. The node looks once more, as others may be made at the same time.
+    pub(crate) async fn make_volume(&self, tenant: &Arc<str>, name: String) -> Result<TenantVolume, Error> {
+        let (owner, size) = (Owner::Tenant(Arc::clone(tenant)), self.volumes.size);
+        let asked = Arc::clone(tenant);
+        let quota = self.store.with(move |store| store.quota(&asked)).await?;
+        if quota.volumes.is_some() || quota.volume_space.is_some() {
+            let there = self.volumes(&owner).await?;
+            // One of the same name is what is wrong then.
+            if there.iter().all(|one| one.name != name) {
+                let bytes = there.iter().map(|one| one.size.bytes());
+                let number = u64::try_from(there.len()).unwrap_or(u64::MAX);
+                quota
+                    .check_volumes(number.saturating_add(1), bytes.fold(size.bytes(), u64::saturating_add))
+                    .map_err(|shortage| Error::Store(control::Error::Quota(shortage)))?;
+            }
+        }
+        let most = quota.volumes.map(|most| u32::try_from(most).unwrap_or(u32::MAX));
         let asked = TenantVolumeRequest::Make {
             name,
-            size: self.volumes.size,
-            most: self.volumes.most,
+            size,
+            most: most.unwrap_or(self.volumes.most),
+            most_space: quota.volume_space.map(ByteSize),
         };
-        self.nodes.one_volume(owner, asked).await
+        self.nodes.one_volume(&owner, asked).await
     }
 
     /// One of a tenant's.
@@ -206,6 +222,8 @@ mod tests {
         let volume = TenantVolume {
             name: "data".into(),
             size: ByteSize::gib(1),
+            bytes: 0,
+            tenant: "acme.x".into(),
             created_ns: 7,
             used_by: Vec::new(),
         };

@@ -45,6 +45,11 @@ pub enum FilesError {
     /// The volume has no space.
     #[error("the volume is full: remove something in it")]
     Full,
+    /// The host had no space for what was written to the volume.
+    #[error(
+        "the volume takes no changes, as its host had no space for some: once there is space it takes them again when it is needed next and no sandbox runs that has it, so end or pause those"
+    )]
+    Stuck,
     /// Something takes too long.
     #[error("a directory is being filled while it is removed: what is left of it is out of the volume's sight already")]
     Endless,
@@ -68,7 +73,7 @@ impl FilesError {
         match self {
             Self::Invalid(_) => ErrorKind::Invalid,
             Self::Missing(_) => ErrorKind::NotFound,
-            Self::Exists(_) | Self::Full | Self::Endless => ErrorKind::Conflict,
+            Self::Exists(_) | Self::Full | Self::Stuck | Self::Endless => ErrorKind::Conflict,
             Self::Host { .. } => ErrorKind::Host,
         }
     }
@@ -361,6 +366,7 @@ impl<'p> Parts<'p> {
             Errno::NOENT => FilesError::Missing(path),
             Errno::EXIST => FilesError::Exists(path),
             Errno::NOSPC | Errno::DQUOT => FilesError::Full,
+            Errno::ROFS => FilesError::Stuck,
             Errno::NOTDIR => FilesError::Invalid(format!("`{path}` is no directory, or leads through what is none")),
             Errno::LOOP | Errno::XDEV => FilesError::Invalid(format!(
                 "`{path}` leads through symbolic links without an end, or out of the volume"

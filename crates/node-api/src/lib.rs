@@ -18,6 +18,7 @@ pub mod memory_mode;
 pub mod memory_size;
 pub mod message;
 pub mod paging;
+pub mod pool;
 pub mod process;
 pub mod promised;
 pub mod recovery;
@@ -29,6 +30,7 @@ pub mod tenant_volume;
 pub mod time_limit;
 pub mod tmpfs;
 pub mod transfer;
+pub mod usage;
 pub mod verify;
 pub mod volume;
 
@@ -47,11 +49,9 @@ pub use limits::{Limits, Rate};
 pub use list::ListConfig;
 pub use memory_mode::MemoryMode;
 pub use memory_size::{DmaState, MemoryError, MemoryState};
-pub use message::{
-    ApiError, BriefUsage, ErrorKind, EventKind, LoadStep, NodeEvent, NodeInfo, Packet, Reply, Request, Sample, Tracing,
-    Traffic, Usage, Used,
-};
+pub use message::{ApiError, ErrorKind, EventKind, LoadStep, NodeEvent, NodeInfo, Packet, Reply, Request, Tracing};
 pub use paging::Paging;
+pub use pool::Pool;
 pub use process::ProcessConfig;
 pub use promised::{Promised, Resource, ZeroedMemory};
 pub use sandbox::{Ended, PauseReason, Sandbox, State};
@@ -60,6 +60,7 @@ pub use snapshot::{CloneConfig, MoveConfig, Programs, RollbackConfig, Snapshot, 
 pub use template::{BuildConfig, HostTraits, LoadedTemplate, Recipe, TakenName, Template, check_template_name};
 pub use time_limit::{OnTimeout, TimeLimit};
 pub use tmpfs::Tmpfs;
+pub use usage::{BriefUsage, Sample, Traffic, Usage, Used};
 pub use verify::{Damage, Problem, Verified, VerifyProgress};
 pub use volume::{Volume, VolumeError, VolumeMount, VolumeSource};
 

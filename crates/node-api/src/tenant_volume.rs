@@ -24,8 +24,11 @@ pub enum TenantVolumeRequest {
         size: ByteSize,
         /// The most volumes that the tenant may have, this one included.
         most: u32,
+        /// The most that their sizes may be together, likewise; not limited where it is not said.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        most_space: Option<ByteSize>,
     },
-    /// All of them. Each is an item; then `done`.
+    /// All of them; of all tenants where an administrator names none. Each is an item; then `done`.
     List,
     /// One of them. [`TenantVolumeReply::Volume`].
     Inspect {
@@ -131,6 +134,12 @@ pub struct TenantVolume {
     pub name: String,
     /// The size of its file system.
     pub size: ByteSize,
+    /// Bytes that it takes on the node's disk.
+    #[serde(default)]
+    pub bytes: u64,
+    /// Whose it is.
+    #[serde(default)]
+    pub tenant: String,
     /// When it was made: nanoseconds since 1970.
     pub created_ns: u64,
     /// The ids of the sandboxes that have it, also of those that have ended.

@@ -6,6 +6,7 @@ mod accel;
 mod accel_dispatch;
 mod balloon;
 mod bare;
+mod builds;
 mod copy;
 mod devices;
 mod dns;
@@ -37,6 +38,7 @@ pub(crate) fn all() -> Vec<Target> {
         envd::requests(),
         envd::agent(),
         dns::questions(),
+        builds::plans(),
         rings::hostile_peer(),
         guest::pci_config(),
         guest::virtqueue(),

@@ -4,7 +4,7 @@
 //! ```text
 //!  Settle:  caches and free memory hold nothing ─► answer
 //!  Freeze:  commands stand still ─► disks written, prefetched randomness used up ─► answer
-//!  Re-identify:   clock ─► entropy ─► names ─► connections ─► boot id ─► mounts ─► hooks ─► answer
+//!  Re-identify:   clock ─► entropy ─► names ─► connections ─► boot id ─► mounts ─► environment ─► hooks ─► answer
 //!           ─► commands go on
 //! ```
 
@@ -18,7 +18,7 @@ use crate::cgroup::Cgroups;
 use crate::freezer::Turn;
 use crate::hooks::Hooks;
 use crate::reaper::Reaper;
-use crate::{Error, hooks};
+use crate::{Error, envs, hooks};
 
 /// Readies a machine for a snapshot, or for what comes before one.
 pub type Settle = Box<dyn Fn() -> Result<(), Error> + Send + Sync>;
@@ -110,6 +110,9 @@ impl<'a> Part<'a> {
         let reidentified = (self.clones.reidentify)(request)?;
         if let Some(most) = request.pids_max {
             self.cgroups.limit_processes(most)?;
+        }
+        if let Some(environment) = &request.environment {
+            envs::tell(&environment.0)?;
         }
         if request.hook_ms > 0 {
             let hooks = Hooks {

@@ -10,7 +10,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -97,12 +97,26 @@ impl Freezer {
     }
 
     fn set_frozen(&self, is_frozen: bool) -> bool {
-        // Waits for commands that are being started.
-        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
-        if state.is_frozen && !is_frozen {
-            state.thawed = Some(Instant::now());
+        let state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        set(state, is_frozen)
+    }
+
+    /// No command may start from here on; whether that was so. Those that are being started are waited for, but not for ever: one may look
+    /// for its directory where nobody answers, as in a file system of a program (FUSE), and others are to be started meanwhile.
+    fn stop_starts(&self, end: Instant) -> Result<bool, Error> {
+        loop {
+            match self.state.try_write() {
+                Ok(state) => return Ok(set(state, true)),
+                Err(TryLockError::Poisoned(poisoned)) => return Ok(set(poisoned.into_inner(), true)),
+                Err(TryLockError::WouldBlock) if Instant::now() < end => thread::sleep(STEP),
+                Err(TryLockError::WouldBlock) => {
+                    return Err(Error::Refused(format!(
+                        "a command is being started and does not come to it within {LIMIT:?}: its directory or its program may be in a file \
+                         system that does not answer, such as one of FUSE; try again later"
+                    )));
+                }
+            }
         }
-        std::mem::replace(&mut state.is_frozen, is_frozen)
     }
 
     /// Back into the hierarchy's root, if somebody has moved this process: engines that nest cgroups move all that they find.
@@ -136,9 +150,13 @@ impl Freezer {
 impl Turn<'_> {
     /// Freezes everything, then does `then`. If either fails, what was frozen here goes on.
     pub(crate) fn freeze(&mut self, then: impl FnOnce() -> Result<(), Error>) -> Result<(), Error> {
-        let was_frozen = self.freezer.set_frozen(true);
+        self.freeze_within(LIMIT, then)
+    }
+
+    fn freeze_within(&mut self, limit: Duration, then: impl FnOnce() -> Result<(), Error>) -> Result<(), Error> {
+        let was_frozen = self.freezer.stop_starts(Instant::now() + limit)?;
         let before = self.frozen.len();
-        let result = self.freeze_all(Instant::now() + LIMIT).and_then(|()| then());
+        let result = self.freeze_all(Instant::now() + limit).and_then(|()| then());
         if result.is_err() {
             let undone: Vec<_> = self.frozen.drain(before..).collect();
             // That it could not be undone either would say less than why it had to be.
@@ -176,6 +194,13 @@ impl Turn<'_> {
         self.freezer.set_frozen(false);
         Ok(())
     }
+}
+
+fn set(mut state: RwLockWriteGuard<'_, FreezerState>, is_frozen: bool) -> bool {
+    if state.is_frozen && !is_frozen {
+        state.thawed = Some(Instant::now());
+    }
+    std::mem::replace(&mut state.is_frozen, is_frozen)
 }
 
 /// Writes to all of them, and tells the first failure. A cgroup that is gone, or goes meanwhile, has nobody in it.
@@ -218,4 +243,31 @@ fn wait_for(path: &Path, end: Instant) -> Result<(), Error> {
 /// A file of a cgroup; `None` if the cgroup is gone.
 fn read(path: &Path, name: &str) -> Option<String> {
     fs::read_to_string(path.join(name)).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_that_does_not_come_to_its_start_keeps_no_other() {
+        let nowhere = Path::new("/nonexistent");
+        let freezer = Freezer::new(nowhere, nowhere);
+        let hangs = freezer.may_start().unwrap();
+        let mut turn = freezer.turn();
+        thread::scope(|scope| {
+            // While somebody waits to freeze others may start.
+            let starts = scope.spawn(|| {
+                thread::sleep(20 * STEP);
+                freezer.may_start().is_ok()
+            });
+            let refused = turn.freeze_within(200 * STEP, || Ok(())).unwrap_err().to_string();
+            assert!(refused.contains("is being started"), "{refused}");
+            assert!(starts.join().unwrap());
+        });
+        drop(turn);
+        assert!(freezer.may_start().is_ok(), "it is not frozen");
+        drop(hangs);
+        assert!(!freezer.stop_starts(Instant::now()).unwrap() && freezer.stop_starts(Instant::now()).unwrap());
+    }
 }

@@ -4,6 +4,7 @@
 mod common;
 
 use std::fs;
+use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
@@ -354,6 +355,41 @@ fn hooks_run_in_order_while_everything_stands_still() {
     // None are asked for.
     connection.reidentify(&reidentify(0)).unwrap();
     assert_eq!(fs::read_to_string(&out).unwrap(), expected);
+}
+
+/// What asks for its environment as soon as it goes on, or as a hook, learns the new one.
+#[test]
+fn the_environment_is_told_before_anything_goes_on() {
+    let machine = Machine::new("environment");
+    let done = machine.file("done");
+    machine.hook(
+        "10-waits",
+        &format!("until [ -e {} ]; do sleep 0.02; done", done.display()),
+    );
+    let mut connection = machine.connect();
+    connection.freeze().unwrap();
+    let request = Reidentify {
+        environment: Some(agent_api::Environment(vec!["OF=the clone".into()])),
+        ..reidentify(HOOK_MS)
+    };
+    let asks = thread::spawn(move || {
+        let end = Instant::now() + PATIENCE;
+        let mut reply = String::new();
+        while !reply.contains("the clone") {
+            assert!(Instant::now() < end, "{reply}");
+            thread::sleep(Duration::from_millis(20));
+            let Ok(mut stream) = std::net::TcpStream::connect("127.0.0.1:49983") else {
+                continue;
+            };
+            reply.clear();
+            stream.write_all(b"GET /envs HTTP/1.1\r\n\r\n").unwrap();
+            stream.read_to_string(&mut reply).unwrap();
+        }
+        fs::write(done, "").unwrap();
+        reply
+    });
+    connection.reidentify(&request).unwrap();
+    assert!(asks.join().unwrap().ends_with(r#"{"OF":"the clone"}"#));
 }
 
 #[test]

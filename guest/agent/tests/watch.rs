@@ -200,6 +200,40 @@ fn what_cannot_be_watched_is_refused_by_name() {
     connection.ping().unwrap();
 }
 
+#[test]
+fn directories_that_change_places_are_watched_where_they_are() {
+    use rustix::fs::{CWD, RenameFlags, renameat_with};
+    let dir = tempfile::tempdir().unwrap();
+    for path in ["a/x", "b/y"] {
+        fs::create_dir_all(at(&dir, path)).unwrap();
+    }
+    let mut connection = patient();
+    let mut watching = connection.fs_watch(None, at(&dir, ""), true).unwrap();
+    for _ in 0..2 {
+        renameat_with(CWD, at(&dir, "a"), CWD, at(&dir, "b"), RenameFlags::EXCHANGE).unwrap();
+    }
+    renameat_with(CWD, at(&dir, "a"), CWD, at(&dir, "b"), RenameFlags::EXCHANGE).unwrap();
+    fs::write(at(&dir, "end"), "").unwrap();
+    let told = until(&mut watching, &event("end", Kind::Create));
+    for name in ["a", "b"] {
+        assert!(
+            told.contains(&event(name, Kind::Rename)) && told.contains(&event(name, Kind::Create)),
+            "{told:?}"
+        );
+    }
+    // Each of them, and what is in them, by the names that they have now.
+    for path in ["a/1", "b/2", "b/x/3", "a/y/4"] {
+        fs::write(at(&dir, path), "").unwrap();
+        assert_eq!(watching.events().unwrap(), [event(path, Kind::Create)]);
+    }
+    // With a file that is in its place then there is one directory.
+    renameat_with(CWD, at(&dir, "a"), CWD, at(&dir, "end"), RenameFlags::EXCHANGE).unwrap();
+    until(&mut watching, &event("a", Kind::Create));
+    fs::write(at(&dir, "end/y/5"), "").unwrap();
+    until(&mut watching, &event("end/y/5", Kind::Create));
+    assert_eq!(watching.end().unwrap(), []);
+}
+
 fn watch(path: &str) -> Request {
     let request = FsRequest::Watch {
         path: path.into(),

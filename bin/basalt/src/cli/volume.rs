@@ -9,11 +9,11 @@ pub(crate) enum VolumeVerb {
     /// Make named volumes; it is fine if they are there.
     Create(VolumesArgs),
     /// List the named volumes.
-    Ls,
+    Ls(VolumeLsArgs),
     /// Show all that is known of named volumes.
-    Inspect(VolumesArgs),
+    Inspect(TenantVolumesArgs),
     /// Remove named volumes with their files; refused while a sandbox has them.
-    Rm(VolumesArgs),
+    Rm(TenantVolumesArgs),
     /// Remove all named volumes that no sandbox has.
     Prune,
 }
@@ -24,6 +24,29 @@ pub(crate) struct VolumesArgs {
     /// The volumes' names.
     #[arg(required = true, value_name = "NAME")]
     pub(crate) names: Vec<String>,
+}
+
+/// Which of them are listed.
+#[derive(Args, Debug)]
+pub(crate) struct VolumeLsArgs {
+    /// Those of all tenants of gateways, in place of the node's own.
+    #[arg(long)]
+    pub(crate) tenants: bool,
+
+    /// Those of one tenant.
+    #[arg(long, value_name = "NAME", conflicts_with = "tenants")]
+    pub(crate) tenant: Option<String>,
+}
+
+/// Several volumes, of the node or of a tenant.
+#[derive(Args, Debug)]
+pub(crate) struct TenantVolumesArgs {
+    /// They are volumes of this tenant of a gateway, and not the node's own.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) tenant: Option<String>,
+
+    #[command(flatten)]
+    pub(crate) volumes: VolumesArgs,
 }
 
 /// A volume whose directory is absolute, as only this program knows what it is relative to.

@@ -2,7 +2,9 @@
 
 use std::os::unix::fs::PermissionsExt;
 
+use base::ByteSize;
 use node_api::message::Item;
+use node_api::tenant_volume::TenantVolumeRequest;
 use node_api::{
     Client, CloneConfig, ErrorKind, ListConfig, ProcessConfig, Reply, Request, SandboxConfig, SnapshotConfig,
 };
@@ -13,6 +15,10 @@ pub(crate) const CASES: &[(&str, fn())] = &[
     (
         "a_gateway_reaches_its_tenants_sandboxes_and_nothing_else",
         tenants_are_apart,
+    ),
+    (
+        "an_administrator_lists_and_removes_tenants_volumes",
+        volumes_of_tenants_are_administered,
     ),
     ("a_sandbox_too_large_for_a_packet_hides_no_other", too_large_for_a_list),
 ];
@@ -193,6 +199,44 @@ fn tenants_are_apart() {
     assert_eq!(done(&world, &["ps", "--quiet"]).lines().count(), 2);
     done(&world, &["rm", "--force", "mine", "b"]);
     done(&world, &["snapshot", "rm", "s"]);
+}
+
+fn volumes_of_tenants_are_administered() {
+    let world = World::new("");
+    done(&world, &["volume", "create", "own"]);
+    let make = |tenant: &str, name: &str| {
+        let asked = TenantVolumeRequest::Make {
+            name: name.to_owned(),
+            size: ByteSize::mib(16),
+            most: 9,
+            most_space: None,
+        };
+        Gateway::new(&world, Some(tenant)).ask(Request::TenantVolume(asked));
+    };
+    make("two", "data");
+    make("one", "data");
+    make("one", "more");
+    let rows = |words: &[&str]| -> Vec<String> {
+        let text = done(&world, words);
+        let rows = text.lines().skip(1).map(|row| row.split_whitespace().take(4));
+        rows.map(|row| row.collect::<Vec<_>>().join(" ")).collect()
+    };
+    let all = rows(&["volume", "ls", "--tenants"]);
+    assert_eq!(all, ["one data 16 MiB", "one more 16 MiB", "two data 16 MiB"]);
+    assert_eq!(rows(&["volume", "ls", "--tenant", "two"]), ["two data 16 MiB"]);
+    let own = done(&world, &["volume", "ls"]);
+    assert!(own.contains("own") && own.lines().count() == 2, "{own}");
+    let shown = done(&world, &["volume", "inspect", "--tenant", "two", "data"]);
+    assert!(shown.contains("\"tenant\": \"two\""), "{shown}");
+    let refused = world.verb(&["volume", "rm", "--tenant", "two", "more"]);
+    assert!(!refused.status.success(), "another tenant has it");
+    done(&world, &["volume", "rm", "--tenant", "one", "data", "more"]);
+    assert_eq!(rows(&["volume", "ls", "--tenants"]), ["two data 16 MiB"]);
+    // A gateway asks for one tenant.
+    let (kind, why) = Gateway::new(&world, None).refused(Request::TenantVolume(TenantVolumeRequest::List));
+    assert!(kind == ErrorKind::Invalid && why.contains("tenant"), "{why}");
+    done(&world, &["volume", "rm", "--tenant", "two", "data"]);
+    done(&world, &["volume", "rm", "own"]);
 }
 
 /// Its request is just small enough, and what is told of it is not.

@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 use super::{Sqlite, int, maybe, require_tenant, unsigned};
 use crate::Error;
 use crate::builds::{
-    Build, BuildState, Builds, Failure, Files, LogLine, Settings, StoredFile, Tag, Template, Templates,
+    Build, BuildName, BuildState, Builds, Failure, Files, LogLine, Settings, StoredFile, Tag, Template, Templates,
 };
 
 /// The most templates of a tenant, builds of it that have not come to their end, and tags of a template.
@@ -236,6 +236,21 @@ impl Templates for Sqlite {
         Ok(query.query_map([template], tag)?.collect::<Result<_, _>>()?)
     }
 
+    fn build_names(&self, tenant: &str) -> Result<Vec<BuildName>, Error> {
+        let connection = self.lock();
+        let sql = "SELECT tags.build, templates.name, tags.tag FROM templates JOIN tags ON tags.template = templates.id
+            WHERE templates.tenant = ?1 ORDER BY templates.name, tags.tag";
+        let mut query = connection.prepare_cached(sql)?;
+        let named = |row: &Row<'_>| {
+            Ok(BuildName {
+                build: row.get(0)?,
+                template: row.get(1)?,
+                tag: row.get(2)?,
+            })
+        };
+        Ok(query.query_map([tenant], named)?.collect::<Result<_, _>>()?)
+    }
+
     fn assign_tags(&self, template: &str, build: &str, tags: &[String], now_ns: u64) -> Result<bool, Error> {
         let mut connection = self.lock();
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
@@ -330,6 +345,15 @@ impl Builds for Sqlite {
         let sql = format!("{BUILD} WHERE template = ?1 ORDER BY created_ns DESC, id DESC");
         let mut query = connection.prepare_cached(&sql)?;
         Ok(query.query_map([template], build)?.collect::<Result<_, _>>()?)
+    }
+
+    fn all_builds(&self, tenant: &str) -> Result<Vec<Build>, Error> {
+        let connection = self.lock();
+        let sql = format!(
+            "{BUILD} WHERE template IN (SELECT id FROM templates WHERE tenant = ?1) ORDER BY created_ns DESC, id DESC"
+        );
+        let mut query = connection.prepare_cached(&sql)?;
+        Ok(query.query_map([tenant], build)?.collect::<Result<_, _>>()?)
     }
 
     fn begin_build(&self, id: &str) -> Result<bool, Error> {

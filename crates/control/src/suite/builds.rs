@@ -69,6 +69,12 @@ pub(crate) fn templates_are_each_tenants_own(store: &impl ControlStore) {
     assert_eq!(store.template("b", &made.id).unwrap(), None);
     assert_eq!(store.templates("a").unwrap(), std::slice::from_ref(&made));
     assert_eq!(ids(&store.builds(&made.id).unwrap()), [&second.id, &one.id]);
+    let (another, fourth) = a_build("a", "api", 4);
+    store.add_build(&another, &fourth).unwrap();
+    assert_eq!(ids(&store.all_builds("a").unwrap()), [&fourth.id, &second.id, &one.id]);
+    assert_eq!(ids(&store.all_builds("b").unwrap()), [&third.id]);
+    assert!(store.all_builds("c").unwrap().is_empty());
+    store.remove_template(&another.id).unwrap();
     assert_eq!(store.build("b", &one.id).unwrap(), None);
     assert_eq!(store.build("a", &one.id).unwrap(), Some(one.clone()));
     assert!(store.remove_template(&made.id).unwrap().is_empty());
@@ -106,6 +112,13 @@ pub(crate) fn a_tag_stays_with_the_build_that_was_asked_for_last(store: &impl Co
     let both = [("default", &later.id), ("old", &older.id)];
     let both = both.map(|(tag, build)| (tag.to_owned(), build.clone()));
     assert_eq!(tags(store, &later.template), both);
+    let named = store.build_names("a").unwrap();
+    let named: Vec<_> = named
+        .iter()
+        .map(|one| (&*one.template, &*one.tag, &one.build))
+        .collect();
+    assert_eq!(named, [("web", "default", &later.id), ("web", "old", &older.id)]);
+    assert!(store.build_names("b").unwrap().is_empty());
 }
 
 pub(crate) fn a_build_that_would_have_too_many_tags_is_refused(store: &impl ControlStore) {

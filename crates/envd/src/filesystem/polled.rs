@@ -201,6 +201,11 @@ impl Watchers {
         lock(&kept.inner).poll()
     }
 
+    /// There are none.
+    pub(crate) fn is_empty(&self) -> bool {
+        lock(&self.by_id).is_empty()
+    }
+
     /// Ends one.
     pub(super) fn remove(&self, id: &str) -> Result<Empty, Error> {
         let removed = lock(&self.by_id).remove(id);

@@ -13,12 +13,12 @@ use utoipa::{IntoParams, ToSchema};
 use super::Object;
 use super::extract::{Body, Query};
 use super::failures::Failures;
-use super::logs::{Direction, Level};
+use super::logs::{Choice, Direction, Level, choose};
 use crate::Error;
 use crate::auth::Principal;
-use crate::builds::{Plan, StartBuild, new_build_id, wanted};
+use crate::builds::{Plan, StartBuild, wanted};
 use crate::gateway::Gateway;
-use crate::time_text;
+use crate::{time_text, uuid};
 
 /// The most lines of an answer.
 const MOST_LINES: usize = 100;
@@ -214,7 +214,7 @@ pub(crate) async fn request(
         created_ns: now,
     };
     let build = Build {
-        id: new_build_id()?,
+        id: uuid::random()?,
         template: template.id.clone(),
         tenant,
         state: BuildState::Waiting,
@@ -346,23 +346,15 @@ pub(crate) async fn logs(
     Query(query): Query<BuildLogsQuery>,
 ) -> Result<Json<BuildLogs>, Error> {
     let (_, build) = find(&gateway, &principal, &template, &build).await?;
-    let mut lines = log_of(&gateway, &build).await?;
-    lines.retain(|line| query.level.is_none_or(|least| level(line.level) >= least));
-    let is_forward = query.direction == Direction::Forward;
-    if let Some(cursor) = query.cursor {
-        let ms = |line: &LogLine| line.time_ns / 1_000_000;
-        lines.retain(|line| {
-            if is_forward {
-                ms(line) >= cursor
-            } else {
-                ms(line) <= cursor
-            }
-        });
-    }
-    if !is_forward {
-        lines.reverse();
-    }
-    lines.truncate(query.limit.unwrap_or(MOST_LINES).min(MOST_LINES));
+    let choice = Choice {
+        cursor: query.cursor,
+        direction: query.direction,
+        level: query.level,
+        limit: query.limit.unwrap_or(MOST_LINES).min(MOST_LINES),
+    };
+    let lines = choose(log_of(&gateway, &build).await?, choice, |line| {
+        (line.time_ns / 1_000_000, level(line.level))
+    });
     Ok(Json(BuildLogs {
         logs: lines.into_iter().map(BuildLogEntry::from).collect(),
     }))

@@ -39,3 +39,12 @@ pub(crate) enum Failures {
     #[response(status = 504)]
     Late(ErrorBody),
 }
+
+/// A refusal of what is somebody else's to do, or whose address is good no more.
+#[derive(IntoResponses)]
+#[response(status = 403)]
+#[expect(
+    dead_code,
+    reason = "it is the shape of answers for the document; errors are made of `Error`"
+)]
+pub(crate) struct Forbidden(ErrorBody);

@@ -236,25 +236,47 @@ pub(crate) async fn logs_v2(
 }
 
 fn chosen(mut all: Vec<Line>, query: &LogsQueryV2) -> Vec<Line> {
-    let backward = query.direction == Direction::Backward;
-    if backward {
+    if let Some(text) = &query.search {
+        all.retain(|line| line.text.contains(text.as_str()));
+    }
+    let choice = Choice {
+        cursor: query.cursor,
+        direction: query.direction,
+        level: query.level,
+        limit: limit(query.limit),
+    };
+    choose(all, choice, |line| (line.ms(), line.level))
+}
+
+/// Which lines of a log are told.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Choice {
+    /// From this moment on in the direction, in milliseconds since 1970.
+    pub(super) cursor: Option<u64>,
+    /// Which end comes first.
+    pub(super) direction: Direction,
+    /// Only those of this importance or more.
+    pub(super) level: Option<Level>,
+    /// How many.
+    pub(super) limit: usize,
+}
+
+/// These of all lines, which are there with the oldest first; `of` tells the milliseconds and the importance of one.
+pub(super) fn choose<T>(mut all: Vec<T>, choice: Choice, of: impl Fn(&T) -> (u64, Level)) -> Vec<T> {
+    let is_backward = choice.direction == Direction::Backward;
+    all.retain(|line| {
+        let (ms, level) = of(line);
+        let is_behind = choice.cursor.is_none_or(|cursor| match is_backward {
+            true => ms <= cursor,
+            false => ms >= cursor,
+        });
+        is_behind && choice.level.is_none_or(|least| level >= least)
+    });
+    if is_backward {
         all.reverse();
     }
-    let is_behind = |line: &Line| {
-        query.cursor.is_none_or(|cursor| match backward {
-            true => line.ms() <= cursor,
-            false => line.ms() >= cursor,
-        })
-    };
-    let wanted = |line: &Line| {
-        is_behind(line)
-            && query.level.is_none_or(|level| line.level >= level)
-            && query
-                .search
-                .as_ref()
-                .is_none_or(|text| line.text.contains(text.as_str()))
-    };
-    all.into_iter().filter(wanted).take(limit(query.limit)).collect()
+    all.truncate(choice.limit);
+    all
 }
 
 #[cfg(test)]

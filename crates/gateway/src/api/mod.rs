@@ -11,6 +11,7 @@ mod metrics;
 pub(crate) mod models;
 mod network;
 mod page;
+mod pools;
 mod sandboxes;
 mod snapshots;
 mod tags;
@@ -55,7 +56,7 @@ pub(crate) struct Object(pub(crate) String);
         builds::logs, uploads::link, uploads::put, tags::assign, tags::remove, tags::list, tags::count, tags::exists, tags::groups,
         tags::assignments, metrics::one, metrics::several, volumes::create, volumes::list, volumes::get, volumes::remove, volume_content::stat,
         volume_content::update, volume_content::remove, volume_content::list, volume_content::make_directory, volume_content::read,
-        volume_content::write, logs::logs, logs::logs_v2, trace::trace, health
+        volume_content::write, logs::logs, logs::logs_v2, trace::trace, pools::pools, health
     ),
     modifiers(&Keyed)
 )]
@@ -115,6 +116,7 @@ pub(crate) fn router(gateway: &Arc<Gateway>) -> Router {
         .route("/sandboxes/{id}/logs", get(logs::logs))
         .route("/v2/sandboxes/{id}/logs", get(logs::logs_v2))
         .route("/sandboxes/{id}/trace", get(trace::trace))
+        .route("/pools", get(pools::pools))
         .route("/snapshots", get(snapshots::list))
         .route("/templates", get(templates::list))
         .route("/v2/templates", get(templates::list_v2))

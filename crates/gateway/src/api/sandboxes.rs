@@ -79,8 +79,7 @@ async fn make(
         Turn::Again(id) => gateway.sandbox(principal, &id).await?,
         Turn::First(begun) => {
             let plan = Plan::of(&asked.value, timeout)?;
-            let found = gateway.find(principal, &asked.value.template_id).await?;
-            let sandbox = gateway.launch(principal, found, plan).await?;
+            let sandbox = gateway.launch_named(principal, &asked.value.template_id, plan).await?;
             begun.made(&sandbox.id);
             sandbox
         }

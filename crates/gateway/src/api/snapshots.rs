@@ -7,7 +7,7 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State as Shared;
 use axum::response::{IntoResponse, Response};
-use control::{Alias, DEFAULT_TAG};
+use control::Alias;
 use http::StatusCode;
 use node_api::list::Place;
 use node_api::{Snapshot, SnapshotConfig};
@@ -22,7 +22,7 @@ use crate::auth::Principal;
 use crate::builds::is_build;
 use crate::gateway::Gateway;
 use crate::launch::{SNAPSHOT, is_paused};
-use crate::origin::split;
+use crate::origin::{named, split};
 use crate::plan::require_memory;
 use crate::time_text;
 
@@ -100,10 +100,7 @@ pub(super) async fn names(gateway: &Gateway, principal: &Principal) -> Result<BT
     let aliases = gateway.store.with(move |store| store.aliases(&tenant)).await?;
     let mut names: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for alias in aliases {
-        let name = match alias.tag == DEFAULT_TAG {
-            true => alias.name,
-            false => format!("{}:{}", alias.name, alias.tag),
-        };
+        let name = named(&alias.name, &alias.tag);
         names.entry(alias.target).or_default().push(name);
     }
     Ok(names)

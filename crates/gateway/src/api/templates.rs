@@ -16,14 +16,14 @@ use utoipa::ToSchema;
 
 use super::builds::status_word;
 use super::extract::{Body, Name, Query};
-use super::failures::Failures;
+use super::failures::{Failures, Forbidden};
 use super::models::PageQuery;
 use super::{page, snapshots};
 use crate::Error;
 use crate::auth::Principal;
 use crate::gateway::Gateway;
 use crate::origin::{Origin, split};
-use crate::time_text;
+use crate::{time_text, uuid};
 
 /// A template.
 #[derive(Clone, Debug, Serialize, ToSchema)]
@@ -117,13 +117,6 @@ pub(crate) struct AliasTarget {
     public: bool,
 }
 
-/// A UUID of the first digits of an id: clients want one.
-fn uuid(id: &str) -> String {
-    let digits: String = id.chars().chain(std::iter::repeat('0')).take(32).collect();
-    let part = |from: usize, to: usize| digits.get(from..to).unwrap_or_default();
-    [part(0, 8), part(8, 12), part(12, 16), part(16, 20), part(20, 32)].join("-")
-}
-
 /// What may be changed of a template.
 #[derive(Clone, Debug, Default, Deserialize, ToSchema)]
 #[serde(default)]
@@ -159,13 +152,21 @@ impl Build {
 async fn own(gateway: &Gateway, template: &control::Template) -> Result<TemplateWithBuilds, Error> {
     let id = template.id.clone();
     let builds = gateway.store.with(move |store| store.builds(&id)).await?;
+    Ok(TemplateWithBuilds {
+        template: own_shown(gateway, template, &builds),
+        builds: builds.iter().map(Build::own).collect(),
+    })
+}
+
+/// A template of the tenant's own, of which these are the builds, the newest first.
+fn own_shown(gateway: &Gateway, template: &control::Template, builds: &[control::Build]) -> Template {
     let newest = builds.first();
     let changed = builds
         .iter()
         .map(|build| build.finished_ns.unwrap_or(build.created_ns))
         .max();
     let size = builds.iter().find(|build| build.state == BuildState::Ready).or(newest);
-    let shown = Template {
+    Template {
         template_id: template.id.clone(),
         build_id: newest.map(|build| build.id.clone()).unwrap_or_default(),
         cpu_count: size.and_then(|build| build.cpus).unwrap_or(0),
@@ -182,11 +183,7 @@ async fn own(gateway: &Gateway, template: &control::Template) -> Result<Template
         build_count: builds.len(),
         envd_version: gateway.envd.version().to_owned(),
         build_status: newest.map_or("error", |build| status_word(build.state)),
-    };
-    Ok(TemplateWithBuilds {
-        template: shown,
-        builds: builds.iter().map(Build::own).collect(),
-    })
+    }
 }
 
 impl Template {
@@ -198,7 +195,7 @@ impl Template {
         let resources = &template.resources;
         Self {
             template_id: template.id.clone(),
-            build_id: uuid(&template.id),
+            build_id: uuid::dashed(&template.id),
             cpu_count: resources.cpus,
             memory_mb: resources.memory.bytes() >> 20,
             disk_size_mb: resources.disk.map_or(0, |disk| disk.bytes() >> 20),
@@ -225,7 +222,7 @@ fn status(template: &NodeTemplate) -> &'static str {
 }
 
 /// Those that somebody has built; others the node makes for itself.
-async fn built(gateway: &Gateway, principal: &Principal) -> Result<Vec<NodeTemplate>, Error> {
+pub(super) async fn built(gateway: &Gateway, principal: &Principal) -> Result<Vec<NodeTemplate>, Error> {
     let mut all = gateway.nodes.templates(&principal.owner()).await?;
     all.retain(|template| template.recipe.is_some() && !template.sized);
     all.sort_by_key(|template| std::cmp::Reverse(place(template)));
@@ -248,12 +245,21 @@ async fn all(gateway: &Gateway, principal: &Principal) -> Result<Vec<(Place, Tem
         .map(|one| (place(one), Template::of(gateway, one, &names)))
         .collect();
     let tenant = Arc::clone(&principal.tenant);
-    for one in gateway.store.with(move |store| store.templates(&tenant)).await? {
+    let (templates, builds) = gateway
+        .store
+        .with(move |store| Ok((store.templates(&tenant)?, store.all_builds(&tenant)?)))
+        .await?;
+    let mut by_template: BTreeMap<String, Vec<control::Build>> = BTreeMap::new();
+    for build in builds {
+        by_template.entry(build.template.clone()).or_default().push(build);
+    }
+    for one in templates {
+        let builds = by_template.remove(&one.id).unwrap_or_default();
         let place = Place {
             created_ns: one.created_ns,
             id: one.id.clone(),
         };
-        all.push((place, own(gateway, &one).await?.template));
+        all.push((place, own_shown(gateway, &one, &builds)));
     }
     all.sort_by(|(one, _), (other, _)| other.cmp(one));
     Ok(all)
@@ -345,10 +351,18 @@ pub(crate) async fn alias(
     }))
 }
 
+/// No tenant changes a template of the node's.
+fn of_node(template: &NodeTemplate) -> Error {
+    Error::Forbidden(format!(
+        "template `{}` is there for all tenants of this node: its operator changes it, and removes it with `basalt template rm`",
+        template.name()
+    ))
+}
+
 /// Remove a template that the tenant has built, or a snapshot. Sandboxes that were made of it run on. What is being built of it is ended. The
 /// node's templates are its operator's to remove.
 #[utoipa::path(delete, path = "/templates/{templateID}", tag = "templates", params(("templateID" = String, Path)),
-    responses((status = 204), (status = 403, body = crate::error::ErrorBody), Failures))]
+    responses((status = 204), Forbidden, Failures))]
 pub(crate) async fn remove(
     Shared(gateway): Shared<Arc<Gateway>>,
     principal: Principal,
@@ -361,12 +375,7 @@ pub(crate) async fn remove(
     let snapshot = match gateway.find(&principal, &name).await?.origin {
         Origin::Snapshot(snapshot) => snapshot.name,
         Origin::Built(_) => return Err(Error::NotFound { what: "template", name }),
-        Origin::Template(template) => {
-            return Err(Error::Forbidden(format!(
-                "template `{}` is there for all tenants of this node: its operator removes it, with `basalt template rm`",
-                template.name()
-            )));
-        }
+        Origin::Template(template) => return Err(of_node(&template)),
     };
     let request = Request::RemoveSnapshot { name: snapshot.clone() };
     gateway.nodes.done(&principal.owner(), request).await?;
@@ -380,7 +389,7 @@ pub(crate) async fn remove(
 
 /// Change a template.
 #[utoipa::path(patch, path = "/templates/{templateID}", tag = "templates", params(("templateID" = String, Path)),
-    request_body = TemplateUpdate, responses((status = 200, body = Updated), (status = 403, body = crate::error::ErrorBody), Failures))]
+    request_body = TemplateUpdate, responses((status = 200, body = Updated), Forbidden, Failures))]
 pub(crate) async fn update(
     gateway: Shared<Arc<Gateway>>,
     principal: Principal,
@@ -392,7 +401,7 @@ pub(crate) async fn update(
 
 /// Change a template.
 #[utoipa::path(patch, path = "/v2/templates/{templateID}", tag = "templates", params(("templateID" = String, Path)),
-    request_body = TemplateUpdate, responses((status = 200, body = Updated), (status = 403, body = crate::error::ErrorBody), Failures))]
+    request_body = TemplateUpdate, responses((status = 200, body = Updated), Forbidden, Failures))]
 pub(crate) async fn update_v2(
     Shared(gateway): Shared<Arc<Gateway>>,
     principal: Principal,
@@ -401,10 +410,7 @@ pub(crate) async fn update_v2(
 ) -> Result<Json<Updated>, Error> {
     let Some(template) = gateway.own_template(&principal.tenant, &name).await? else {
         return match gateway.find(&principal, &name).await?.origin {
-            Origin::Template(template) => Err(Error::Forbidden(format!(
-                "template `{}` is there for all tenants of this node, and its operator's",
-                template.name()
-            ))),
+            Origin::Template(template) => Err(of_node(&template)),
             _ => Err(Error::NotFound { what: "template", name }),
         };
     };
@@ -415,19 +421,5 @@ pub(crate) async fn update_v2(
         _ => Ok(Json(Updated {
             names: vec![template.name],
         })),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_id_has_a_uuid() {
-        assert_eq!(
-            uuid(&"0123456789abcdef".repeat(4)),
-            "01234567-89ab-cdef-0123-456789abcdef"
-        );
-        assert_eq!(uuid("ab"), "ab000000-0000-0000-0000-000000000000");
     }
 }

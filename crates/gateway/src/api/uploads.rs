@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::extract::Query;
-use super::failures::Failures;
+use super::failures::{Failures, Forbidden};
 use crate::Error;
 use crate::auth::Principal;
 use crate::builds::check_hash;
@@ -91,7 +91,7 @@ pub(crate) async fn link(
 /// Takes files for a build. The address is one that was told before.
 #[utoipa::path(put, path = "/uploads/{tenant}/{hash}", tag = "templates", security(()),
     params(("tenant" = String, Path), ("hash" = String, Path), UploadQuery),
-    responses((status = 200, description = "They are there"), (status = 403, body = crate::error::ErrorBody),
+    responses((status = 200, description = "They are there"), Forbidden,
         (status = 413, body = crate::error::ErrorBody), (status = 507, body = crate::error::ErrorBody), Failures))]
 pub(crate) async fn put(
     Shared(gateway): Shared<Arc<Gateway>>,

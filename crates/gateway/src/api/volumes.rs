@@ -67,7 +67,7 @@ pub(crate) async fn create(
     principal: Principal,
     Body(asked): Body<NewVolume>,
 ) -> Result<Response, Error> {
-    let volume = gateway.make_volume(&principal.owner(), asked.name).await?;
+    let volume = gateway.make_volume(&principal.tenant, asked.name).await?;
     let shown = show_with_token(&gateway, &principal, &volume);
     let mut response = (StatusCode::CREATED, Json(shown)).into_response();
     response.extensions_mut().insert(Object(volume.name));

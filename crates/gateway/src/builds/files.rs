@@ -30,10 +30,6 @@ use crate::time_text;
 /// A body of which nothing comes for so long is given up.
 const SILENCE: Duration = Duration::from_secs(120);
 
-/// How long one may wait until it is taken, and take then: an address is good for as long.
-const WAITS: Duration = Duration::from_secs(600);
-const TAKES: Duration = Duration::from_secs(3600);
-
 /// Uploads of a tenant at once.
 const AT_ONCE: usize = 4;
 
@@ -65,6 +61,9 @@ pub(crate) struct Files {
     /// The most bytes of one, and of all of a tenant.
     most: u64,
     quota: u64,
+    /// How long one may wait until it is taken, and take then.
+    turn: Duration,
+    limit: Duration,
     store: Store,
     /// How many are coming, and bytes of them, by tenant.
     coming: Mutex<HashMap<String, (u64, u64)>>,
@@ -121,6 +120,8 @@ impl Files {
             directory: config.directory.clone(),
             most: config.upload,
             quota: config.uploads,
+            turn: config.upload_turn,
+            limit: config.upload_limit,
             store,
             coming: Mutex::default(),
             turns: Locks::new(AT_ONCE),
@@ -162,15 +163,15 @@ impl Files {
                 self.most
             )));
         }
-        let turn = tokio::time::timeout(WAITS, self.turns.lock(tenant)).await;
+        let turn = tokio::time::timeout(self.turn, self.turns.lock(tenant)).await;
         let _turn = turn.map_err(|_| Error::Busy("other uploads of this tenant take long"))?;
         let _promise = self.promise((tenant, hash), length, needed).await?;
         let directory = self.directory.join(tenant);
         make_private(&directory).map_err(Error::host("make the directory of uploads"))?;
         let name = format!(".{}{PART}", control::random_hex::<8>()?);
         let part = Part(directory.join(name));
-        let written = tokio::time::timeout(TAKES, write(&part.0, length, body)).await;
-        written.map_err(|_| Error::invalid(format!("an upload may take {} s: try again", TAKES.as_secs())))??;
+        let written = tokio::time::timeout(self.limit, write(&part.0, length, body)).await;
+        written.map_err(|_| Error::invalid(format!("an upload may take {} s: try again", self.limit.as_secs())))??;
         fs::rename(&part.0, self.path(tenant, hash)).map_err(Error::host("keep an upload"))?;
         let file = StoredFile {
             tenant: tenant.to_owned(),

@@ -57,6 +57,10 @@ pub struct BuildsConfig {
     pub upload: u64,
     /// The most bytes of all uploads of a tenant.
     pub uploads: u64,
+    /// How long an upload may wait for its turn: an address is good for as long.
+    pub upload_turn: Duration,
+    /// How long it may take then.
+    pub upload_limit: Duration,
 }
 
 impl BuildsConfig {
@@ -70,6 +74,8 @@ impl BuildsConfig {
             ready: Duration::from_secs(300),
             upload: 2 << 30,
             uploads: 8 << 30,
+            upload_turn: Duration::from_secs(600),
+            upload_limit: Duration::from_secs(3600),
         }
     }
 }
@@ -84,16 +90,14 @@ pub(crate) fn is_build(snapshot: &str) -> bool {
     snapshot.starts_with(SNAPSHOT)
 }
 
-/// A UUID (RFC 9562, version 4), as clients want one.
+/// Checks what somebody asks to be done in a build, without doing any of it: the titles of its steps.
 ///
 /// # Errors
-/// The host gives no random bytes.
-pub(crate) fn new_build_id() -> Result<String, control::Error> {
-    let digits = control::random_hex::<16>()?;
-    let part = |from: usize, to: usize| digits.get(from..to).unwrap_or_default();
-    let parts = [part(0, 8), part(8, 12), part(13, 16), part(17, 20), part(20, 32)];
-    let [one, two, three, four, five] = parts;
-    Ok(format!("{one}-{two}-4{three}-8{four}-{five}"))
+/// The first thing found wrong.
+pub fn check_build(json: &[u8]) -> Result<Vec<String>, Error> {
+    let asked: StartBuild = serde_json::from_slice(json).map_err(|error| Error::invalid(error.to_string()))?;
+    let plan = Plan::of(asked)?;
+    Ok(plan.steps.iter().map(plan::Step::title).collect())
 }
 
 /// A build that has begun and has not come to its end.
@@ -189,12 +193,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_are_uuids_and_name_snapshots() {
-        let id = new_build_id().unwrap();
-        let lengths: Vec<usize> = id.split('-').map(str::len).collect();
-        assert_eq!(lengths, [8, 4, 4, 4, 12]);
-        assert_eq!((&id[14..15], &id[19..20]), ("4", "8"));
-        assert_ne!(new_build_id().unwrap(), id);
+    fn ids_name_snapshots() {
+        let id = crate::uuid::random().unwrap();
         assert!(node_api::check_snapshot_name(&snapshot_name(&id)).is_ok());
     }
 }

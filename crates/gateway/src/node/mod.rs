@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use node_api::message::Item;
 use node_api::{
-    BriefUsage, ClientError, CloneConfig, ListConfig, Reply, Request, Sample, Sandbox, SandboxConfig, Snapshot,
+    BriefUsage, ClientError, CloneConfig, ListConfig, Pool, Reply, Request, Sample, Sandbox, SandboxConfig, Snapshot,
     SnapshotConfig, Template,
 };
 use observe::Span;
@@ -192,6 +192,16 @@ impl Nodes {
             _ => Vec::new(),
         };
         Ok(answer.items.into_iter().flat_map(some).collect())
+    }
+
+    /// What is ready for sandboxes to come.
+    pub(crate) async fn pools(&self, owner: &Owner) -> Result<Vec<Pool>, Error> {
+        let answer = self.ask(owner, Request::ListPools).await?;
+        let pool = |item| match item {
+            Item::Pool(pool) => Some(pool),
+            _ => None,
+        };
+        Ok(answer.items.into_iter().filter_map(pool).collect())
     }
 
     /// What a sandbox's last start was made of.

@@ -83,7 +83,7 @@ async fn the_document_has_every_endpoint_that_is_served() {
     let paths = document["paths"].as_object().unwrap();
     let operations = paths.values().flat_map(|methods| methods.as_object().unwrap().values());
     let served = operations.filter(|operation| is_served(operation)).count();
-    assert_eq!(served, 53, "{:?}", paths.keys().collect::<Vec<_>>());
+    assert_eq!(served, 54, "{:?}", paths.keys().collect::<Vec<_>>());
     let create = &paths["/v2/sandboxes"]["post"];
     let schema = &create["requestBody"]["content"]["application/json"]["schema"]["$ref"];
     assert_eq!(schema, "#/components/schemas/NewSandbox");

@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
-use control::{Quota, Tenants};
+use control::{Files, Quota, StoredFile, Tenants};
 use gateway::{LimitsConfig, Listeners};
+use node_api::ErrorKind;
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::watch;
 
 use crate::builds::{built, ended, fails, lines, path, run, start, status};
@@ -91,6 +93,102 @@ async fn builds_wait_for_their_turn() {
     for build in [first, second] {
         assert_eq!(ended(&bed, &template, &build).await["status"], "ready");
     }
+}
+
+/// One that waits for its turn needs none to be ended.
+#[tokio::test]
+async fn a_build_that_waits_is_ended_with_its_template() {
+    let bed = Bed::with_builds(LimitsConfig::default(), |builds| builds.per_tenant = 1);
+    let place = tempfile::tempdir().unwrap();
+    let go_on = path(place.path(), "go-on");
+    let waits = run(&format!("while [ ! -e {go_on} ]; do sleep 0.05; done"));
+    let (template, first) = requested(&bed, json!({"name": "web"})).await;
+    start(
+        &bed,
+        &template,
+        &first,
+        json!({"fromImage": "python:3", "steps": [waits]}),
+    )
+    .await;
+    until("its sandbox", async || !bed.node.sandboxes().is_empty()).await;
+    let (second, its) = requested(&bed, json!({"name": "next"})).await;
+    let (third, others) = requested(&bed, json!({"name": "last"})).await;
+    for (template, build) in [(&second, &its), (&third, &others)] {
+        start(&bed, template, build, json!({"fromImage": "python:3"})).await;
+    }
+    until("both wait", async || {
+        let [one, other] = [status(&bed, &second, &its).await, status(&bed, &third, &others).await];
+        [one, other].iter().all(|told| lines(told) == ["waiting for a turn"])
+    })
+    .await;
+    bed.ask("DELETE", "/templates/next", Value::Null).await.is(204);
+    std::fs::write(go_on, "").unwrap();
+    for (template, build) in [(&template, &first), (&third, &others)] {
+        let end = ended(&bed, template, build).await;
+        assert_eq!(end["status"], "ready", "{end:#}");
+    }
+    assert_eq!(bed.node.asked("run"), 2, "the one in between was begun");
+    // A gateway that ends waits for no turn either. It serves when it has looked for what an earlier one has left.
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (stop, stopped) = watch::channel(false);
+    let serves = tokio::spawn(gateway::serve(bed.gateway.clone(), Listeners::plain(listener), stopped));
+    let mut asks = tokio::net::TcpStream::connect(address).await.unwrap();
+    let question = b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n";
+    asks.write_all(question).await.unwrap();
+    asks.read_to_end(&mut Vec::new()).await.unwrap();
+    let (fourth, last) = requested(&bed, json!({"name": "fourth"})).await;
+    let (fifth, behind) = requested(&bed, json!({"name": "fifth"})).await;
+    let body = json!({"fromImage": "python:3", "steps": [run("sleep 1000")]});
+    start(&bed, &fourth, &last, body.clone()).await;
+    until("its sandbox", async || !bed.node.sandboxes().is_empty()).await;
+    start(&bed, &fifth, &behind, body).await;
+    stop.send_replace(true);
+    let ended = tokio::time::timeout(Duration::from_secs(20), serves).await;
+    ended.unwrap().unwrap().unwrap();
+    let told = status(&bed, &fifth, &behind).await;
+    assert_eq!(
+        (told["status"].as_str(), bed.node.asked("run")),
+        (Some("error"), 3),
+        "{told:#}"
+    );
+}
+
+/// What cannot be removed is tried again, and meanwhile the rest goes.
+#[tokio::test]
+async fn housekeeping_goes_on_past_one_failure() {
+    let bed = Bed::new();
+    bed.node.refuse("remove-snapshot", Some(ErrorKind::Host));
+    let image = json!({"fromImage": "python:3"});
+    crate::builds::ready(&bed, json!({"name": "web"}), image.clone()).await;
+    // The first is of no use any more, and could not be removed.
+    crate::builds::ready(&bed, json!({"name": "web"}), image).await;
+    assert_eq!(bed.node.snapshots().len(), 2);
+    let (template, build) = requested(&bed, json!({"name": "long"})).await;
+    let body = json!({"fromImage": "python:3", "steps": [run("sleep 7")]});
+    start(&bed, &template, &build, body).await;
+    until("its sandbox", async || !bed.node.sandboxes().is_empty()).await;
+    bed.node.refuse("remove-snapshot", None);
+    bed.node.refuse("remove", Some(ErrorKind::Host));
+    let old = StoredFile {
+        tenant: "one".into(),
+        hash: "a".repeat(64),
+        bytes: 1,
+        used: 1,
+    };
+    Files::put_file(bed.store.as_ref(), &old).unwrap();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (stop, stopped) = watch::channel(false);
+    let serves = tokio::spawn(gateway::serve(bed.successor(), Listeners::plain(listener), stopped));
+    until("what is of no use to go", async || {
+        bed.node.snapshots().len() == 1 && Files::files(bed.store.as_ref(), None).unwrap().is_empty()
+    })
+    .await;
+    assert_eq!(bed.node.sandboxes().len(), 1, "it could not be removed");
+    bed.node.refuse("remove", None);
+    until("its sandbox to go", async || bed.node.sandboxes().is_empty()).await;
+    stop.send_replace(true);
+    serves.await.unwrap().unwrap();
 }
 
 #[tokio::test]

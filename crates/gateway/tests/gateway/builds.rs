@@ -9,7 +9,7 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use serde_json::{Value, json};
 
-use crate::support::{Bed, SOON, request};
+use crate::support::{Bed, SOON, request, until};
 use crate::uploads::{HASH, link, put, requested};
 
 /// An archive as the SDKs make it.
@@ -112,6 +112,39 @@ pub(crate) async fn fails(bed: &Bed, body: Value) -> (String, String) {
 
 pub(crate) fn path(directory: &Path, name: &str) -> String {
     directory.join(name).to_str().unwrap().to_owned()
+}
+
+/// A build that was found may be gone when a sandbox is to be made of it.
+#[tokio::test]
+async fn a_sandbox_is_made_of_what_its_name_leads_to_when_it_is_made() {
+    let bed = Bed::new();
+    let of = |value: &str| json!({"fromImage": "python:3", "steps": [{"type": "ENV", "args": ["WHICH", value]}]});
+    ready(&bed, json!({"name": "web"}), of("old")).await;
+    let old = bed.node.snapshots();
+    let go_on = bed.node.hold("clone");
+    let makes = bed.post("/v2/sandboxes", json!({"templateID": "web"}));
+    let replaces = async {
+        until("the clone", async || bed.node.asked("clone") == 1).await;
+        ready(&bed, json!({"name": "web"}), of("new")).await;
+        until("the old one to go", async || {
+            bed.node.snapshots().len() == 1 && bed.node.snapshots() != old
+        })
+        .await;
+        go_on.send(()).unwrap();
+    };
+    let made = tokio::join!(makes, replaces).0.is(201);
+    let sandbox = bed.node.sandbox(made["sandboxID"].as_str().unwrap()).unwrap();
+    assert!(sandbox.config.process.env.contains(&"WHICH=new".to_owned()));
+    // One that is deleted meanwhile is a template that there is not.
+    let go_on = bed.node.hold("clone");
+    let makes = bed.post("/v2/sandboxes", json!({"templateID": "web"}));
+    let removes = async {
+        until("the clone", async || bed.node.asked("clone") == 3).await;
+        bed.ask("DELETE", "/templates/web", Value::Null).await.is(204);
+        go_on.send(()).unwrap();
+    };
+    let told = tokio::join!(makes, removes).0.is(404);
+    assert_eq!(told["message"], "template `web` was not found");
 }
 
 #[tokio::test]

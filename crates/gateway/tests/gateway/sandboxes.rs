@@ -267,6 +267,7 @@ async fn a_quota_holds_for_all_ways_to_a_sandbox() {
         sandboxes: Some(3),
         vcpus: Some(4),
         memory: None,
+        ..Quota::default()
     };
     bed.store.set_quota("one", quota).unwrap();
     let (first, second) = (bed.make(Value::Null).await, bed.make(Value::Null).await);

@@ -5,6 +5,47 @@ use serde_json::{Value, json};
 use crate::fake::BASE;
 use crate::support::{Bed, request};
 
+/// What is ready is told by names that its tenant knows, and of nothing else.
+#[tokio::test]
+async fn pools_have_what_a_tenant_can_make_sandboxes_of() {
+    let bed = Bed::new();
+    let id = bed.make(Value::Null).await;
+    let path = format!("/sandboxes/{id}/snapshots");
+    let named = bed.post(&path, json!({"name": "warm:v2"})).await.is(201);
+    let unnamed = bed.post(&path, Value::Null).await.is(201);
+    let steps = json!({"fromTemplate": "base", "steps": [crate::builds::run("true")]});
+    crate::builds::ready(&bed, json!({"name": "web", "tags": ["v1"]}), steps).await;
+    let told = bed.get("/pools").await.is(200);
+    assert_eq!(told["interfaces"], json!({"ready": 5, "size": 8}));
+    let all = told["memory"].as_array().unwrap();
+    let mut names: Vec<(&str, &str)> = all
+        .iter()
+        .map(|one| (one["kind"].as_str().unwrap(), one["name"].as_str().unwrap()))
+        .collect();
+    names.sort_unstable();
+    let unnamed = unnamed["snapshotID"].as_str().unwrap();
+    let mut wanted = [
+        ("snapshot", unnamed),
+        ("snapshot", "warm:v2"),
+        ("template", "base"),
+        ("template", "offline"),
+        ("template", "web:v1"),
+    ];
+    wanted.sort_unstable();
+    assert_eq!(names, wanted);
+    assert_eq!(
+        all[0],
+        json!({"kind": "template", "name": "base", "size": 100 << 20, "cached": 75 << 20})
+    );
+    assert!(named["snapshotID"].is_string() && all.last().unwrap()["cached"].is_null());
+    let other = bed
+        .send(request("GET", "/pools", Some(&bed.other_key), Value::Null))
+        .await
+        .is(200);
+    assert_eq!(other["memory"].as_array().unwrap().len(), 2, "{other}");
+    assert_eq!(bed.send(request("GET", "/pools", None, Value::Null)).await.status, 401);
+}
+
 #[tokio::test]
 async fn a_snapshot_is_good_as_a_template() {
     let bed = Bed::new();

@@ -176,12 +176,59 @@ async fn uploads_of_a_tenant_do_not_take_all_connections() {
     let bed = Bed::new();
     let (template, _) = requested(&bed, json!({"name": "web"})).await;
     let path = link(&bed, &template, HASH).await.1;
-    let never = || Body::from_stream(futures_util::stream::pending::<Result<Bytes, std::io::Error>>());
     let held = (0..64).map(|_| put(&bed, &path, Some(1), never()));
     let mut held = std::pin::pin!(futures_util::future::join_all(held));
     let step = tokio::time::timeout(Duration::from_millis(300), held.as_mut());
     assert!(step.await.is_err(), "none of them comes");
     put(&bed, &path, Some(1), Body::from("x")).await.is(503);
+}
+
+/// A body of which nothing comes, and which has no end.
+fn never() -> Body {
+    Body::from_stream(futures_util::stream::pending::<Result<Bytes, std::io::Error>>())
+}
+
+#[tokio::test]
+async fn an_upload_waits_for_its_turn_and_not_for_ever() {
+    let bed = Bed::with_builds(LimitsConfig::default(), |builds| {
+        builds.upload_turn = Duration::from_millis(400);
+    });
+    let (template, _) = requested(&bed, json!({"name": "web"})).await;
+    let path = link(&bed, &template, HASH).await.1;
+    // As many as are taken at once.
+    let held = (0..4).map(|_| put(&bed, &path, Some(1), never()));
+    let mut held = Box::pin(futures_util::future::join_all(held));
+    let step = tokio::time::timeout(Duration::from_millis(200), held.as_mut());
+    assert!(step.await.is_err(), "none of them comes");
+    let late = put(&bed, &path, Some(1), Body::from("x"));
+    let (late, _) = tokio::join!(late, tokio::time::timeout(Duration::from_secs(2), held.as_mut()));
+    let told = late.is(503);
+    assert!(told["message"].as_str().unwrap().contains("uploads"), "{told}");
+    // One that ends makes place for it.
+    let waits = put(&bed, &path, Some(1), Body::from("x"));
+    let ends = async move {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        drop(held);
+    };
+    tokio::join!(waits, ends).0.is(200);
+}
+
+#[tokio::test]
+async fn an_upload_that_takes_too_long_is_given_up() {
+    let bed = Bed::with_builds(LimitsConfig::default(), |builds| {
+        builds.upload_limit = Duration::from_secs(1);
+    });
+    let (template, _) = requested(&bed, json!({"name": "web"})).await;
+    let path = link(&bed, &template, HASH).await.1;
+    // It comes bit by bit, so that it is never silent for long.
+    let drops = futures_util::stream::unfold((), async |()| {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        Some((Ok::<_, std::io::Error>(Bytes::from_static(b"x")), ()))
+    });
+    let told = put(&bed, &path, Some(1 << 20), Body::from_stream(drops)).await.is(400);
+    assert!(told["message"].as_str().unwrap().contains("may take 1 s"), "{told}");
+    assert!(bed.uploads("one").is_empty());
+    put(&bed, &path, Some(1), Body::from("x")).await.is(200);
 }
 
 #[tokio::test]

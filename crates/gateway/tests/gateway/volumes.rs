@@ -2,7 +2,7 @@
 
 use axum::body::Body;
 use bytes::Bytes;
-use control::AuditLog;
+use control::{AuditLog, Quota, Tenants};
 use futures_util::stream;
 use gateway::{LimitsConfig, VolumesConfig};
 use http::Request;
@@ -69,6 +69,42 @@ async fn a_tenant_has_so_many() {
     make(&bed, "a").await;
     make(&bed, "b").await;
     bed.post("/volumes", json!({"name": "c"})).await.is(409);
+}
+
+#[tokio::test]
+async fn a_tenants_quota_bounds_its_volumes_by_number_and_size() {
+    let bed = Bed::with_volumes(VolumesConfig {
+        most: 1,
+        ..VolumesConfig::default()
+    });
+    let set = |volumes, space| {
+        let quota = Quota {
+            volumes,
+            volume_space: space,
+            ..Quota::default()
+        };
+        bed.store.set_quota("one", quota).unwrap();
+    };
+    // In place of what everybody may have.
+    set(Some(3), None);
+    make(&bed, "a").await;
+    make(&bed, "b").await;
+    let told = |got: Got| {
+        assert_eq!(got.header("should-retry"), Some("false"));
+        got.is(429)["message"].as_str().unwrap().to_owned()
+    };
+    set(None, Some((5 << 30) / 2));
+    bed.post("/volumes", json!({"name": "a"})).await.is(409);
+    set(Some(3), Some((5 << 30) / 2));
+    let why = told(bed.post("/volumes", json!({"name": "c"})).await);
+    assert!(why.contains("3072 MiB of volumes") && why.contains("2560"), "{why}");
+    set(Some(2), None);
+    let why = told(bed.post("/volumes", json!({"name": "c"})).await);
+    assert!(why.contains("3 volumes") && why.contains("quota is 2"), "{why}");
+    // What is limited of volumes is not of sandboxes.
+    bed.make(Value::Null).await;
+    bed.ask("DELETE", "/volumes/a", Value::Null).await.is(204);
+    make(&bed, "c").await;
 }
 
 #[tokio::test]

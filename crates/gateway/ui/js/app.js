@@ -5,6 +5,7 @@ import { events, hasKey, repeat, signOut, ask } from './api.js'
 import { button, h, note } from './dom.js'
 import { list } from './list.js'
 import { login } from './login.js'
+import { pools } from './pools.js'
 import { sandbox } from './sandbox.js'
 import { snapshots } from './snapshots.js'
 import { templates } from './templates.js'
@@ -17,6 +18,7 @@ const PARTS = [
   { path: 'sandboxes', title: 'Sandboxes', show: list },
   { path: 'templates', title: 'Templates', show: templates },
   { path: 'snapshots', title: 'Snapshots', show: snapshots },
+  { path: 'pools', title: 'Pools', show: pools },
 ]
 
 let current = new AbortController()

@@ -255,6 +255,7 @@ impl<'s> Connection<'s> {
             Request::Resume { sandbox } => done(node.resume(&find(&sandbox)?))?,
             Request::Stats { sandbox } => self.stats(&node, caller, sandbox.as_deref())?,
             Request::ListUsage => self.items(answers::usage(&node, caller), Item::BriefUsage)?,
+            Request::ListPools => self.items(node.list_pools(caller.snapshots(&node)?), Item::Pool)?,
             Request::Trace { sandbox } => Reply::Trace(find(&sandbox)?.trace()),
             Request::Events => Reply::Done,
             Request::Prune => Reply::Pruned(node.prune()?),
@@ -402,6 +403,12 @@ impl<'s> Connection<'s> {
         caller: &Caller,
         asked: TenantVolumeRequest,
     ) -> Result<(Reply, Vec<OwnedFd>), Error> {
+        if asked == TenantVolumeRequest::List && caller.is_administrator() {
+            return Ok((
+                self.items(tenant_volumes::list_all(node)?, Item::TenantVolume)?,
+                Vec::new(),
+            ));
+        }
         let (items, reply, fd) = tenant_volumes::carry_out(node, caller.tenant()?, asked)?;
         self.items(items, Item::TenantVolume)?;
         Ok((reply.map_or(Reply::Done, Reply::TenantVolume), fd.into_iter().collect()))

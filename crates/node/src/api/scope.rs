@@ -97,6 +97,11 @@ impl Caller {
         self.tenant.as_deref().ok_or_else(nobody)
     }
 
+    /// Whoever asks has the node, and asks for no tenant.
+    pub(super) fn is_administrator(&self) -> bool {
+        self.scope == Scope::Admin && self.tenant.is_none()
+    }
+
     /// A sandbox that is there for who asks.
     ///
     /// # Errors
@@ -170,6 +175,7 @@ fn is_for_gateways(request: &Request) -> bool {
             | Request::Resume { .. }
             | Request::Stats { .. }
             | Request::ListUsage
+            | Request::ListPools
             | Request::Trace { .. }
             | Request::MakeSnapshot(_)
             | Request::ListSnapshots
@@ -304,6 +310,7 @@ mod tests {
             },
             Request::Trace { sandbox },
             Request::ListUsage,
+            Request::ListPools,
             Request::TenantVolume(TenantVolumeRequest::List),
             Request::Clone(CloneConfig::default()),
         ];
@@ -349,5 +356,8 @@ mod tests {
         let [admin, nobody] = [Scope::Admin, Scope::Gateway].map(|scope| Caller::new(scope, None).unwrap());
         assert!(admin.owns(Some("t1")) && admin.owns(None));
         assert!(nobody.owns(Some("t1")) && !nobody.owns(None));
+        assert!(admin.is_administrator() && !nobody.is_administrator());
+        let for_one = Caller::new(Scope::Admin, Some("t1".into())).unwrap();
+        assert!(!for_one.is_administrator() && for_one.tenant().unwrap() == "t1");
     }
 }

@@ -7,6 +7,7 @@ use node_api::tenant_volume::{FileEntry, TenantVolumeItem, TenantVolumeReply, Te
 
 use crate::Error;
 use crate::node::Node;
+use crate::resources::tenant_volumes::Bound;
 
 /// Bytes of paths that one packet of a list has: with all else, and written as JSON, they fit.
 const PACKET: usize = 16 << 10;
@@ -14,12 +15,29 @@ const PACKET: usize = 16 << 10;
 /// Items, what the reply has, and what comes with it.
 type Answered = (Vec<TenantVolumeItem>, Option<TenantVolumeReply>, Option<OwnedFd>);
 
+/// The volumes of all tenants.
+pub(super) fn list_all(node: &Node) -> Result<Vec<TenantVolumeItem>, Error> {
+    let all = node.volumes.tenants.list_all(&node.sandboxes)?;
+    Ok(all.into_iter().map(TenantVolumeItem::Volume).collect())
+}
+
 /// Carries a request out, for a tenant.
 pub(super) fn carry_out(node: &Node, tenant: &str, asked: TenantVolumeRequest) -> Result<Answered, Error> {
     let (volumes, sandboxes) = (&node.volumes.tenants, &node.sandboxes);
     let one = |volume| Ok((Vec::new(), Some(TenantVolumeReply::Volume(volume)), None));
     match asked {
-        TenantVolumeRequest::Make { name, size, most } => one(volumes.make(tenant, &name, size, most)?),
+        TenantVolumeRequest::Make {
+            name,
+            size,
+            most,
+            most_space,
+        } => {
+            let bound = Bound {
+                most,
+                space: most_space,
+            };
+            one(volumes.make(tenant, &name, size, bound)?)
+        }
         TenantVolumeRequest::Inspect { name } => one(volumes.find(tenant, &name, sandboxes)?),
         TenantVolumeRequest::List => {
             let all = volumes.list(tenant, sandboxes)?;

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use agent_api::{Identity, Share, TmpfsMount};
+use agent_api::{Environment, Identity, Share, TmpfsMount};
 use node_api::{SandboxConfig, Tmpfs, VolumeMount};
 
 /// What a re-identified guest gets besides time and randomness.
@@ -15,6 +15,8 @@ pub(crate) struct Reidentification {
     pub(crate) hooks: Duration,
     /// What it gets besides.
     pub(crate) own: Own,
+    /// What its programs are told that ask for their environment; filled in when it goes on.
+    pub(crate) environment: Option<Environment>,
     /// It was restored, and commands ran in it when it was saved.
     pub(crate) restored: bool,
 }

@@ -12,6 +12,7 @@ pub(crate) mod device_start;
 pub(crate) mod follow_clock;
 pub(crate) mod follow_dma_faults;
 pub(crate) mod keep_network;
+mod list_pools;
 pub(crate) mod requests;
 pub(crate) mod resize;
 pub(crate) mod rollback;

@@ -342,6 +342,7 @@ impl Node {
             tmpfs: reidentification.own.tmpfs,
             shared_directories: reidentification.own.shared_directories,
             restored: reidentification.restored,
+            environment: reidentification.environment,
         };
         let reidentified = vm
             .dial_by(line)

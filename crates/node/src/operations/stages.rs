@@ -15,7 +15,7 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use agent_api::{Connection, ExecRequest, GuestNetwork};
+use agent_api::{Connection, Environment, ExecRequest, GuestNetwork};
 use base::points;
 use node_api::sandbox::Process;
 use node_api::{Class, EventKind, Paging, Sandbox, State};
@@ -271,8 +271,11 @@ impl Restored {
         // Before the guest goes on: its programs wait for a server no longer than their time says.
         restored.has_accelerator(node, entry)?;
         let Self {
-            vm, reidentification, ..
+            vm,
+            mut reidentification,
+            ..
         } = restored;
+        reidentification.environment = told_environment(&entry.stored());
         {
             let _span = span("VM started");
             vm.ask("it was resumed from a snapshot", VmmClient::resume)?;
@@ -488,11 +491,16 @@ impl Node {
 }
 
 /// Where there is no command of its own that would have it, programs are told the sandbox's environment that ask for it.
+fn told_environment(stored: &Stored) -> Option<Environment> {
+    (!stored.has_command()).then(|| Environment(stored.command.env.clone()))
+}
+
+/// The same of a machine that has booted, or whose agent is too old to be told it before its programs go on.
 fn tell_environment(stored: &Stored, vm: &Vm, agent: &mut Connection<Timed>) -> Result<(), Error> {
-    if stored.has_command() {
+    let Some(environment) = told_environment(stored) else {
         return Ok(());
-    }
-    let told = agent.tell_environment(&stored.command.env);
+    };
+    let told = agent.tell_environment(&environment.0);
     told.map_err(|error| vm.diagnose("its programs were told their environment", error))
 }
 

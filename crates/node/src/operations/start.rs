@@ -250,6 +250,7 @@ impl Node {
             own: Own::of(&stored.sandbox.config),
             // In one that nobody has built no command has run.
             restored: !hooks.is_zero(),
+            ..Reidentification::default()
         };
         let waiting = ToRestore::launch(self, entry, place)?;
         self.make_disk(entry, Some(place))?;

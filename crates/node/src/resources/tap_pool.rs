@@ -83,6 +83,13 @@ impl TapPool {
         Ok(())
     }
 
+    /// How many of the next sandboxes find theirs, and of how many that is looked at; `None` where no network is set up.
+    pub(crate) fn ready(&self) -> Option<(usize, usize)> {
+        let network = self.network.if_set_up()?;
+        let missing = network.missing(&self.sandboxes.coming_slots(AHEAD)).len();
+        Some((AHEAD.saturating_sub(missing), AHEAD))
+    }
+
     /// Waits until nobody makes any: whoever takes the network away has to be alone with it.
     pub(crate) fn wait(&self, limit: Duration) -> Result<(), Error> {
         let deadline = Instant::now() + limit;

@@ -36,6 +36,8 @@ const DISK: &str = "disk";
 const MOUNT: &str = "mount";
 const ROOT: &str = "root";
 const TRASH: &str = "trash";
+/// Made and removed beside them, to see whether anything can be.
+const PROBE: &str = "probe";
 
 /// Before a tenant's name, which may be `.` and `..`.
 const TENANT: &str = "t-";
@@ -45,8 +47,14 @@ const SMALLEST: ByteSize = ByteSize::mib(16);
 /// The largest that ext4 has with blocks of 4 KiB.
 const LARGEST: ByteSize = ByteSize::gib(16 << 10);
 
+/// With less the host has no space for a volume that is made whole.
+const ROOM: ByteSize = ByteSize::mib(16);
+
 /// How long a mount may take for what earlier removals have left.
 const TRASH_TIME: Duration = Duration::from_secs(5);
+
+/// A file's blocks, as stat(2) counts them.
+const STAT_BLOCK: u64 = 512;
 
 /// How many stay mounted of which nothing is needed: each takes a loop device and a thread of the kernel.
 const IDLE: usize = 16;
@@ -63,6 +71,16 @@ pub enum TenantVolumeError {
     /// Enough.
     #[error("there are {0} volumes, which is all that there may be: remove one first")]
     Many(u32),
+    /// Too much.
+    #[error(
+        "the volumes would have {wanted} together, and {most} is all that they may have: remove one first, or make this one smaller"
+    )]
+    Space {
+        /// With this one.
+        wanted: ByteSize,
+        /// The most.
+        most: ByteSize,
+    },
     /// A size that cannot be.
     #[error("a volume of {0} cannot be: give it from {SMALLEST} to {LARGEST}")]
     Size(ByteSize),
@@ -94,12 +112,21 @@ impl TenantVolumeError {
     pub(crate) fn kind(&self) -> ErrorKind {
         match self {
             Self::Missing(_) => ErrorKind::NotFound,
-            Self::There(_) | Self::Many(_) | Self::InUse { .. } => ErrorKind::Conflict,
+            Self::There(_) | Self::Many(_) | Self::Space { .. } | Self::InUse { .. } => ErrorKind::Conflict,
             Self::Size(_) => ErrorKind::Invalid,
             Self::Mount { .. } => ErrorKind::Host,
             Self::Files(error) => error.kind(),
         }
     }
+}
+
+/// What a tenant may have, with the volume that is being made.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bound {
+    /// How many.
+    pub(crate) most: u32,
+    /// How large together.
+    pub(crate) space: Option<ByteSize>,
 }
 
 /// The tenants' volumes of a node.
@@ -148,13 +175,13 @@ impl TenantVolumes {
         }
     }
 
-    /// Makes one, of which the tenant may have so many.
-    pub(crate) fn make(&self, tenant: &str, name: &str, size: ByteSize, most: u32) -> Result<TenantVolume, Error> {
+    /// Makes one, if the tenant may have that much.
+    pub(crate) fn make(&self, tenant: &str, name: &str, size: ByteSize, bound: Bound) -> Result<TenantVolume, Error> {
         check_name(name).map_err(node_api::ConfigError::from)?;
         if size < SMALLEST || size > LARGEST {
             return Err(TenantVolumeError::Size(size).into());
         }
-        self.require_room(tenant, name, most)?;
+        self.require_room(tenant, name, size, bound)?;
         let its = self.of(tenant);
         let begun = self
             .directory
@@ -162,7 +189,7 @@ impl TenantVolumes {
         // What is slow is done before anybody has to wait for it.
         let made = begin(&begun, size).and_then(|()| {
             let _changing = self.lock();
-            self.require_room(tenant, name, most)?;
+            self.require_room(tenant, name, size, bound)?;
             let named = || -> io::Result<()> {
                 fs::DirBuilder::new().recursive(true).mode(0o700).create(&its)?;
                 renameat_with(CWD, &begun, CWD, its.join(name), RenameFlags::NOREPLACE)?;
@@ -175,17 +202,27 @@ impl TenantVolumes {
             discard(&begun);
             return Err(error);
         }
-        describe(&its.join(name), name, Vec::new())
+        describe(&its.join(name), (tenant, name), Vec::new())
     }
 
-    fn require_room(&self, tenant: &str, name: &str, most: u32) -> Result<(), Error> {
+    fn require_room(&self, tenant: &str, name: &str, size: ByteSize, bound: Bound) -> Result<(), Error> {
         let there = self.names(tenant)?;
         if there.iter().any(|one| one == name) {
             return Err(TenantVolumeError::There(name.to_owned()).into());
         }
-        match there.len() < most as usize {
+        if there.len() >= bound.most as usize {
+            return Err(TenantVolumeError::Many(bound.most).into());
+        }
+        let Some(most) = bound.space else {
+            return Ok(());
+        };
+        let disks = there.iter().map(|one| self.of(tenant).join(one).join(DISK));
+        // One that has gone meanwhile takes nothing.
+        let sizes = disks.filter_map(|disk| fs::metadata(disk).ok()).map(|disk| disk.len());
+        let wanted = ByteSize(sizes.fold(size.bytes(), u64::saturating_add));
+        match wanted <= most {
             true => Ok(()),
-            false => Err(TenantVolumeError::Many(most).into()),
+            false => Err(TenantVolumeError::Space { wanted, most }.into()),
         }
     }
 
@@ -211,7 +248,11 @@ impl TenantVolumes {
     }
 
     fn find_with(&self, tenant: &str, name: &str, sandboxes: &[Sandbox]) -> Result<TenantVolume, Error> {
-        describe(&self.place(tenant, name)?, name, used_by(tenant, name, sandboxes))
+        describe(
+            &self.place(tenant, name)?,
+            (tenant, name),
+            used_by(tenant, name, sandboxes),
+        )
     }
 
     /// All of a tenant.
@@ -222,6 +263,37 @@ impl TenantVolumes {
             .iter()
             .filter_map(|name| self.find_with(tenant, name, &sandboxes).ok())
             .collect())
+    }
+
+    /// All of all tenants, by tenant and name.
+    pub(crate) fn list_all(&self, sandboxes: &Sandboxes) -> Result<Vec<TenantVolume>, Error> {
+        let mut tenants = self.tenants().map_err(Error::file("read", &self.directory))?;
+        tenants.sort();
+        let sandboxes = sandboxes.list();
+        let mut found = Vec::new();
+        for tenant in tenants {
+            let names = self.names(&tenant)?;
+            found.extend(
+                names
+                    .iter()
+                    .filter_map(|name| self.find_with(&tenant, name, &sandboxes).ok()),
+            );
+        }
+        Ok(found)
+    }
+
+    /// Those who have, or had, any.
+    fn tenants(&self) -> io::Result<Vec<String>> {
+        let mut tenants = Vec::new();
+        for entry in fs::read_dir(&self.directory)? {
+            let name = entry?.file_name();
+            tenants.extend(
+                name.to_str()
+                    .and_then(|name| name.strip_prefix(TENANT))
+                    .map(str::to_owned),
+            );
+        }
+        Ok(tenants)
     }
 
     /// Removes one with its files.
@@ -287,13 +359,35 @@ impl TenantVolumes {
         {
             return Err(TenantVolumeError::Missing(name.to_owned()).into());
         }
-        let new = !is_mounted(&place).map_err(Error::file("look at", &place))?;
+        let there = is_mounted(&place).map_err(Error::file("look at", &place))?;
+        let new = !there || self.let_go(&place);
         if new {
             self.unmount_idle(sandboxes, IDLE);
             mount(&place)?;
         }
         let files = open(&place).map_err(Error::file("open", &place))?;
         Ok((place, new, files))
+    }
+
+    /// Unmounts one that takes no changes any more, as its host had no space for some, if nobody has it open and there is space; whether it
+    /// did. Its journal has what it needs to be whole again when it is mounted.
+    fn let_go(&self, place: &Path) -> bool {
+        if !is_stuck(place) || !has_room(&self.directory) {
+            return false;
+        }
+        match unmount(place.join(MOUNT), UnmountFlags::empty()) {
+            Ok(()) => {
+                log::info!("the volume {} is mounted anew: it took no changes", place.display());
+                true
+            }
+            Err(error) => {
+                log::warn!(
+                    "the volume {} takes no changes, and cannot be mounted anew ({error}): end or suspend the sandboxes that have it",
+                    place.display()
+                );
+                false
+            }
+        }
     }
 
     /// Carries out a request about files of one.
@@ -336,21 +430,12 @@ impl TenantVolumes {
     /// Tenant, name and place of each that is mounted.
     fn mounted(&self) -> io::Result<Vec<(String, String, PathBuf)>> {
         let mut mounted = Vec::new();
-        for tenant in fs::read_dir(&self.directory)? {
-            let tenant = tenant?;
-            let Some(name) = tenant
-                .file_name()
-                .to_str()
-                .and_then(|name| name.strip_prefix(TENANT))
-                .map(str::to_owned)
-            else {
-                continue;
-            };
-            for volume in fs::read_dir(tenant.path())? {
+        for tenant in self.tenants()? {
+            for volume in fs::read_dir(self.of(&tenant))? {
                 let volume = volume?;
                 if is_mounted(&volume.path())? {
                     let its = volume.file_name().to_string_lossy().into_owned();
-                    mounted.push((name.clone(), its, volume.path()));
+                    mounted.push((tenant.clone(), its, volume.path()));
                 }
             }
         }
@@ -397,6 +482,28 @@ fn is_mounted(place: &Path) -> io::Result<bool> {
     Ok(fs::metadata(place)?.dev() != fs::metadata(place.join(MOUNT))?.dev())
 }
 
+/// Whether a mounted one takes no changes: ext4 has given its journal up, as the host could not write to it. How kernels tell this
+/// differs; none makes a directory then.
+fn is_stuck(place: &Path) -> bool {
+    let probe = place.join(MOUNT).join(PROBE);
+    let made = fs::create_dir(&probe);
+    // Of one that was ended in between, too.
+    let removed = fs::remove_dir(&probe);
+    let refused = |done: io::Result<()>| {
+        let error = done.err().and_then(|error| error.raw_os_error());
+        [Errno::ROFS, Errno::IO]
+            .into_iter()
+            .any(|errno| Some(errno.raw_os_error()) == error)
+    };
+    refused(made) || refused(removed)
+}
+
+/// Whether the host has space for what volumes write.
+fn has_room(directory: &Path) -> bool {
+    let free = rustix::fs::statvfs(directory).map(|found| found.f_bavail.saturating_mul(found.f_frsize));
+    free.is_ok_and(|free| free >= ROOM.bytes())
+}
+
 /// Mounts one. mount(8) finds the loop device that has the file already, if there is one: two for one file would destroy it.
 fn mount(place: &Path) -> Result<(), Error> {
     let (disk, at) = (place.join(DISK), place.join(MOUNT));
@@ -409,7 +516,7 @@ fn mount(place: &Path) -> Result<(), Error> {
             "-t",
             disk::FILE_SYSTEM,
             "-o",
-            "loop,nosuid,nodev,noexec,noatime,discard",
+            "loop,nosuid,nodev,noexec,noatime,discard,errors=remount-ro",
         ])
         .args([&disk, &at])
         .env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
@@ -453,12 +560,14 @@ fn created(place: &Path) -> Result<u64, Error> {
     Ok(u64::try_from(created).unwrap_or(u64::MAX))
 }
 
-fn describe(place: &Path, name: &str, used_by: Vec<String>) -> Result<TenantVolume, Error> {
+fn describe(place: &Path, (tenant, name): (&str, &str), used_by: Vec<String>) -> Result<TenantVolume, Error> {
     let disk = place.join(DISK);
-    let size = fs::metadata(&disk).map_err(Error::file("look at", &disk))?.len();
+    let metadata = fs::metadata(&disk).map_err(Error::file("look at", &disk))?;
     Ok(TenantVolume {
         name: name.to_owned(),
-        size: ByteSize(size),
+        size: ByteSize(metadata.len()),
+        bytes: metadata.blocks() * STAT_BLOCK,
+        tenant: tenant.to_owned(),
         created_ns: created(place)?,
         used_by,
     })

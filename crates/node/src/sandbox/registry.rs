@@ -68,13 +68,11 @@ impl Sandboxes {
         told.take(wanted.limit.unwrap_or(usize::MAX)).collect()
     }
 
-    /// The one of this name, or whose id begins so.
+    /// The one of this id or this name, or whose id begins so. Whoever writes a whole id means that, whatever others are called.
     pub(crate) fn find(&self, wanted: &str) -> Result<Arc<Entry>, Error> {
         let entries = self.entries();
-        let named = entries
-            .values()
-            .find(|entry| entry.lock().stored.sandbox.name == wanted);
-        if let Some(entry) = named.or_else(|| entries.get(wanted)) {
+        let is_called = |entry: &&Arc<Entry>| entry.lock().stored.sandbox.name == wanted;
+        if let Some(entry) = entries.get(wanted).or_else(|| entries.values().find(is_called)) {
             return Ok(Arc::clone(entry));
         }
         let mut found = entries.values().filter(|entry| entry.id.starts_with(wanted));
@@ -166,6 +164,8 @@ mod tests {
         assert_eq!(found("aaaa0").unwrap(), web.id);
         assert_eq!(found("aaaa").unwrap(), "aabb00000000", "a name comes before an id");
         assert!(matches!(found("aa"), Err(Error::Ambiguous(_))));
+        register(&sandboxes, "cccc00000000", Some(&web.id)).unwrap();
+        assert_eq!(found(&web.id).unwrap(), web.id, "a whole id comes before a name");
         for none in ["", "b", "we"] {
             assert!(matches!(found(none), Err(Error::NotFound(_))), "{none}");
         }

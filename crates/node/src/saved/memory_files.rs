@@ -8,11 +8,13 @@
 //! A file has a name in each directory whose machine is mapped from it (link(2)), so it is there for as long as one of them is,
 //! and nobody has to know of the others. Files that have a name here never change. The checksums of each go with it, under its names.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use crate::Error;
 use crate::saved::checksums;
@@ -22,6 +24,9 @@ const STAT_BLOCK: u64 = 512;
 
 /// More than a machine can have; whoever looks for files looks no further.
 const MOST: usize = 16;
+
+/// How long it is good to know what is in the page cache.
+const GOOD_FOR: Duration = Duration::from_secs(5);
 
 /// What a memory file is called before it is known how many lie below it.
 const NEW: &str = "memory.new";
@@ -164,6 +169,62 @@ pub(crate) fn own_bytes(directory: &Path) -> u64 {
     own.map(|file| file.blocks() * STAT_BLOCK).sum()
 }
 
+/// How much of the memory files of directories is in the page cache. A look at a file takes time by its size, so one is made at a time, and
+/// what it found is good for a moment, whoever asks.
+#[derive(Debug, Default)]
+pub(crate) struct Cached(Mutex<BTreeMap<PathBuf, Look>>);
+
+#[derive(Debug)]
+struct Look {
+    at: Instant,
+    found: InCache,
+}
+
+/// What a directory's memory files have, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct InCache {
+    /// On the disk.
+    pub(crate) size: u64,
+    /// In the page cache, if that is known.
+    pub(crate) cached: Option<u64>,
+}
+
+impl Cached {
+    /// Of one directory. What is not there has nothing.
+    pub(crate) fn of(&self, directory: &Path) -> InCache {
+        let mut looks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        looks.retain(|_, look| look.at.elapsed() < GOOD_FOR);
+        let look = looks.entry(directory.to_owned()).or_insert_with(|| Look {
+            at: Instant::now(),
+            found: look(directory),
+        });
+        look.found
+    }
+}
+
+fn look(directory: &Path) -> InCache {
+    let mut found = InCache {
+        size: 0,
+        cached: Some(0),
+    };
+    for path in paths(directory) {
+        let looked = File::open(&path).and_then(|file| {
+            let size = file.metadata()?.blocks() * STAT_BLOCK;
+            found.size += size;
+            // A page of a hole that was read is in the cache, too, and has no bytes.
+            Ok(host::page_cache::cached_bytes(&file)?.min(size))
+        });
+        found.cached = match looked {
+            Ok(bytes) => found.cached.map(|sum| sum + bytes),
+            Err(error) => {
+                log::debug!("what of {} is in the page cache is not known: {error}", path.display());
+                None
+            }
+        };
+    }
+    found
+}
+
 /// It is the file systems that do not want it.
 fn cannot_be_shared(error: &io::Error) -> bool {
     matches!(
@@ -181,6 +242,25 @@ mod tests {
 
     fn write(path: &Path, bytes: usize) {
         fs::write(path, vec![1; bytes]).unwrap();
+    }
+
+    #[test]
+    fn what_is_in_the_page_cache_is_looked_at_once_in_a_while() {
+        let top = tempfile::tempdir().unwrap();
+        assert_eq!(look(top.path()).size, 0);
+        write(&path(top.path(), 0), 8192);
+        write(&path(top.path(), 1), 4096);
+        let known = Cached::default();
+        for path in paths(top.path()) {
+            File::open(path).unwrap().sync_all().unwrap();
+        }
+        let found = known.of(top.path());
+        assert_eq!((found.size, found.cached), (12288, Some(12288)));
+        write(&path(top.path(), 2), 4096);
+        assert_eq!(known.of(top.path()), found, "it was looked at again at once");
+        let old = Instant::now().checked_sub(GOOD_FOR).unwrap();
+        known.0.lock().unwrap().values_mut().for_each(|look| look.at = old);
+        assert_eq!(known.of(top.path()).cached, Some(16384));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::thread;
 
 use node_api::message::Item;
-use node_api::{BriefUsage, Client, ClientError, Reply, Request};
+use node_api::{BriefUsage, Client, ClientError, Pool, Reply, Request, SnapshotConfig};
 
 use super::World;
 use crate::api::server::Server;
@@ -31,6 +31,56 @@ fn trace(client: &mut Client, id: &str) -> Result<Vec<String>, ClientError> {
         (Reply::Trace(spans), _) => Ok(spans.into_iter().map(|span| span.name).collect()),
         (other, _) => panic!("{other:?}"),
     }
+}
+
+/// The names of what is told to be ready, and how many interfaces are.
+fn pools(client: &mut Client) -> (Vec<String>, Option<u64>) {
+    let (mut names, mut interfaces) = (Vec::new(), None);
+    let mut each = |item| match item {
+        Item::Pool(Pool::Interfaces { ready, size }) => {
+            assert!(ready <= size);
+            interfaces = Some(ready);
+        }
+        Item::Pool(Pool::Memory { name, size, cached, .. }) => {
+            assert!(cached.is_none_or(|cached| cached <= size), "{name}");
+            names.push(name);
+        }
+        other => panic!("{other:?}"),
+    };
+    let (reply, _) = client.ask_each(Request::ListPools, &mut each).unwrap();
+    assert_eq!(reply, Reply::Done);
+    (names, interfaces)
+}
+
+#[test]
+fn what_is_ready_is_told_to_the_tenant_who_can_use_it() {
+    let world = World::new();
+    let server = Server::bind(world.node().clone()).unwrap();
+    let stop = server.stopper();
+    let serves = thread::spawn(move || server.serve());
+    let (mut one, mut other) = (connect(&world, "one"), connect(&world, "other"));
+    assert_eq!(
+        pools(&mut one),
+        (Vec::new(), None),
+        "nothing is made for who only looks"
+    );
+    let mut admin = Client::connect(&world.node().paths.socket()).unwrap();
+    admin.for_tenant("one");
+    admin.ask(Request::Run(Box::new(World::config("web")))).unwrap();
+    let templates = pools(&mut other).0;
+    let config = SnapshotConfig {
+        sandbox: "web".into(),
+        name: Some("kept".into()),
+        detach_devices: false,
+    };
+    one.ask(Request::MakeSnapshot(config)).unwrap();
+    let its = pools(&mut one).0;
+    assert!(its.contains(&"kept".to_owned()), "{its:?}");
+    assert_eq!(its.len(), templates.len() + 1);
+    assert_eq!(pools(&mut other).0, templates, "others have not that snapshot");
+    drop((admin, one, other));
+    stop.signal();
+    serves.join().unwrap().unwrap();
 }
 
 #[test]

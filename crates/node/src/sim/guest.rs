@@ -23,6 +23,13 @@ pub(crate) struct Guest {
     pub(crate) log: File,
 }
 
+/// What a guest was told that it is, before it went on.
+#[derive(Debug, Default)]
+pub(crate) struct Own {
+    pub(crate) hostname: Option<String>,
+    pub(crate) environment: Option<agent_api::Environment>,
+}
+
 impl Guest {
     /// Serves whoever connects to the machine's vsock.
     pub(crate) fn listen(self: &Arc<Self>, listener: UnixListener) {
@@ -140,11 +147,12 @@ impl Guest {
             }
             Request::Reidentify(reidentify) => {
                 (state.is_frozen, state.clock_ns) = (false, reidentify.clock_ns);
-                state.hostname = reidentify
+                state.own.environment.clone_from(&reidentify.environment);
+                state.own.hostname = reidentify
                     .identity
                     .as_ref()
                     .map(|identity| identity.hostname.clone())
-                    .or(state.hostname.take());
+                    .or(state.own.hostname.take());
                 Reply::Reidentified {
                     boot_id: "a-boot".to_owned(),
                 }

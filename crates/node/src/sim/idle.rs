@@ -93,3 +93,32 @@ fn one_without_a_command_has_its_grace_when_it_is_stopped() {
     );
     assert_eq!(world.entry("web").stored().sandbox.ended, Some(Ended::Stopped));
 }
+
+/// A program that asks as soon as it goes on gets no answer of before.
+#[test]
+fn a_clones_programs_are_told_its_environment_before_they_go_on() {
+    let world = World::new();
+    world.run(idle("web")).unwrap();
+    let told = || -> Vec<_> {
+        let machines = world.machines.alive();
+        machines
+            .iter()
+            .map(|machine| machine.lock().own.environment.clone())
+            .collect()
+    };
+    assert_eq!(told(), [None], "one that boots has nobody who could ask");
+    let node = world.node();
+    node.make_snapshot(&world.entry("web"), Some("kept"), OnDevices::asked(false))
+        .unwrap();
+    node.remove(&world.entry("web"), true).unwrap();
+    let cloned = CloneConfig {
+        snapshot: "kept".to_owned(),
+        env: vec!["OF=the clone".to_owned()],
+        ..CloneConfig::default()
+    };
+    node.clone_of(cloned).unwrap();
+    let Some(Some(environment)) = told().pop() else {
+        panic!("it was told nothing")
+    };
+    assert!(environment.0.contains(&"OF=the clone".into()), "{:?}", environment.0);
+}

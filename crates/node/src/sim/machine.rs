@@ -46,7 +46,7 @@ pub(crate) struct Shown {
     pub(crate) vm: Option<VmState>,
     pub(crate) is_frozen: bool,
     pub(crate) has_command: bool,
-    pub(crate) hostname: Option<String>,
+    pub(crate) own: super::guest::Own,
     /// What its clock was set to last.
     pub(crate) clock_ns: u64,
     /// The names of the host's functions that it has.
@@ -439,7 +439,7 @@ impl Vmm {
                     let why = format!("device `{function}` is the host's: it is not saved");
                     return Some(Err(refusal(ErrorKind::Invalid, &why)));
                 }
-                let guest = (shown.hostname.clone().unwrap_or_default(), shown.memory);
+                let guest = (shown.own.hostname.clone().unwrap_or_default(), shown.memory);
                 drop(shown);
                 let mut files = fds.0.into_iter().flatten().map(File::from);
                 let (mut state, mut memory) = (files.next().unwrap(), files.next().unwrap());
@@ -496,7 +496,7 @@ impl Vmm {
         let guest = Container::parse(&read(state)).unwrap().take_saved(GUEST).unwrap();
         let (hostname, memory): SavedGuest = serde_json::from_slice(&guest.payload).unwrap();
         let mut shown = self.machine.lock();
-        (shown.hostname, shown.memory) = (Some(hostname), memory);
+        (shown.own.hostname, shown.memory) = (Some(hostname), memory);
         (shown.vm, shown.is_frozen, shown.has_command) = (Some(VmState::Paused), true, true);
     }
 

@@ -117,6 +117,7 @@ pub(crate) fn name(request: &Request) -> Option<&'static str> {
         | Request::Wait { .. }
         | Request::Stats { .. }
         | Request::ListUsage
+        | Request::ListPools
         | Request::Trace { .. }
         | Request::Events
         | Request::Quarantine { delete: false }

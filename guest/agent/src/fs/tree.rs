@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!  directory appears ─► watched ─► what is in it is looked for: it may have come before the watch did
-//!  directory moves   ─► it and those below are watched no more; where it appears, see above
-//!  events were lost  ─► all is watched anew
+//!  directory moves   ─► it and those below are watched no more, unless another one is in its place by now; where it appears, see above
+//!  events were lost  ─► all is watched anew, when nothing is watched any more: watches are few
 //! ```
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -31,6 +31,9 @@ const MAX_FOUND: usize = 100_000;
 
 /// Bytes of events that are read at once.
 const EVENTS: usize = 16 << 10;
+
+/// The kernel numbers watches from 1 on.
+const NO_WATCH: i32 = 0;
 
 /// What an event has before its name: watch, mask, cookie, length of the name.
 const HEADER: usize = 16;
@@ -75,28 +78,41 @@ enum Added {
 impl Tree {
     /// Watches a directory, with `recursive` also those in it.
     pub(super) fn open(root: &Path, recursive: bool) -> Result<Self> {
-        let flags = CreateFlags::CLOEXEC | CreateFlags::NONBLOCK;
-        let inotify = inotify::init(flags).map_err(failed("making an inotify instance for", root))?;
-        let self_flags = CONTENT | WatchFlags::DELETE_SELF | WatchFlags::MOVE_SELF;
-        let root_watch = inotify::add_watch(&inotify, root, self_flags).map_err(too_many(root))?;
         let mut tree = Self {
-            inotify,
+            inotify: instance(root)?,
             root: root.to_owned(),
             recursive,
-            root_watch,
+            root_watch: NO_WATCH,
             paths: HashMap::new(),
             watches: BTreeMap::new(),
             found: HashSet::new(),
             buffer: vec![0; EVENTS],
         };
-        tree.know(root_watch, Rc::from(Path::new("")));
-        if recursive {
+        tree.watch_all()?;
+        Ok(tree)
+    }
+
+    /// Watches the root, and with `recursive` what is in it. Nothing is watched yet.
+    fn watch_all(&mut self) -> Result<()> {
+        let self_flags = CONTENT | WatchFlags::DELETE_SELF | WatchFlags::MOVE_SELF;
+        self.root_watch = inotify::add_watch(&self.inotify, &self.root, self_flags).map_err(too_many(&self.root))?;
+        self.know(self.root_watch, Rc::from(Path::new("")));
+        if self.recursive {
             // Nobody is told, and so nobody says no.
-            if let Ok(Some(failure)) = tree.look_into(root_watch, None::<&mut Tell<'_, ()>>) {
+            if let Ok(Some(failure)) = self.look_into(self.root_watch, None::<&mut Tell<'_, ()>>) {
                 return Err(failure);
             }
         }
-        Ok(tree)
+        Ok(())
+    }
+
+    /// The same once more, by another instance: with the one that there was its watches go.
+    fn watch_anew(&mut self) -> Result<()> {
+        self.inotify = instance(&self.root)?;
+        self.paths.clear();
+        self.watches.clear();
+        self.found.clear();
+        self.watch_all()
     }
 
     /// To wait for.
@@ -126,9 +142,9 @@ impl Tree {
         while let Some((event, behind)) = Event::split(rest) {
             rest = behind;
             if event.mask.contains(ReadFlags::QUEUE_OVERFLOW) {
-                match Self::open(&self.root, self.recursive) {
-                    Ok(new) => *self = new,
-                    Err(failure) => return Ok(Err(failure)),
+                self.buffer = buffer;
+                if let Err(failure) = self.watch_anew() {
+                    return Ok(Err(failure));
                 }
                 // Whoever looks now misses nothing that comes later.
                 return tell(lost()).map(Ok);
@@ -168,7 +184,9 @@ impl Tree {
         }
         match kind {
             WatchEventKind::Rename => {
-                self.give_up(&path);
+                if !self.is_watched_there(&path) {
+                    self.give_up(&path);
+                }
                 Ok(())
             }
             WatchEventKind::Create => match self.add(&path) {
@@ -275,6 +293,8 @@ impl Tree {
             Ok(watch) if watch == self.root_watch => Added::Nothing,
             Ok(watch) if self.paths.get(&watch).is_some_and(|known| **known == *relative) => Added::Nothing,
             Ok(watch) => {
+                // What was there went elsewhere, and its event is to come: two have changed places.
+                self.give_up(relative);
                 self.forget(watch);
                 self.know(watch, Rc::from(relative));
                 Added::New(watch)
@@ -282,6 +302,28 @@ impl Tree {
             Err(error @ Errno::NOSPC) => Added::TooMany(too_many(&path)(error)),
             // Gone, or no directory any more, or none that can be watched.
             Err(_) => Added::Nothing,
+        }
+    }
+
+    /// Whether the directory that is at this path now is the one that is known there.
+    fn is_watched_there(&self, relative: &Path) -> bool {
+        let Some(known) = self.watches.get(relative) else {
+            return false;
+        };
+        match inotify::add_watch(
+            &self.inotify,
+            self.root.join(relative),
+            CONTENT | WatchFlags::DONT_FOLLOW,
+        ) {
+            Ok(watch) if watch == *known => true,
+            Ok(watch) => {
+                // Its own event is to come, unless it is known by another name.
+                if !self.paths.contains_key(&watch) {
+                    let _ = inotify::remove_watch(&self.inotify, watch);
+                }
+                false
+            }
+            Err(_) => false,
         }
     }
 
@@ -310,6 +352,10 @@ impl Tree {
             self.forget(watch);
         }
     }
+}
+
+fn instance(root: &Path) -> Result<OwnedFd> {
+    inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).map_err(failed("making an inotify instance for", root))
 }
 
 fn lost() -> WatchEvent {

@@ -2,6 +2,7 @@
 //! For tests and development alone. Knows nothing of the gateway.
 
 mod agent;
+mod pools;
 mod volumes;
 
 use std::collections::BTreeMap;
@@ -285,6 +286,10 @@ impl Kept {
             }
             Request::ListUsage => {
                 items.push(Item::BriefUsage(self.usage()));
+                Ok(Reply::Done)
+            }
+            Request::ListPools => {
+                items.extend(pools::list(self));
                 Ok(Reply::Done)
             }
             Request::Trace { sandbox } => {

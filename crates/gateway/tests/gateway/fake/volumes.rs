@@ -34,10 +34,12 @@ impl Volume {
         }
     }
 
-    fn show(&self, name: &str) -> TenantVolume {
+    fn show(&self, tenant: &str, name: &str) -> TenantVolume {
         TenantVolume {
             name: name.to_owned(),
             size: self.size,
+            bytes: 0,
+            tenant: tenant.to_owned(),
             created_ns: self.created_ns,
             used_by: Vec::new(),
         }
@@ -64,20 +66,36 @@ impl Volumes {
         let key = |name: &str| (tenant.to_owned(), name.to_owned());
         let volume = |volume| Ok(Reply::TenantVolume(TenantVolumeReply::Volume(volume)));
         match asked {
-            TenantVolumeRequest::Make { name, size, most } => {
+            TenantVolumeRequest::Make {
+                name,
+                size,
+                most,
+                most_space,
+            } => {
                 node_api::check_name(&name).map_err(|error| refusal(ErrorKind::Invalid, &error.to_string()))?;
-                let its = self.0.keys().filter(|(owner, _)| owner == tenant).count();
-                if self.0.contains_key(&key(&name)) || its >= most as usize {
+                let its = self.0.iter().filter(|((owner, _), _)| owner == tenant);
+                let (number, bytes) = its.fold((1, size.bytes()), |(number, bytes), (_, one)| {
+                    (number + 1, bytes + one.size.bytes())
+                });
+                let is_too_large = most_space.is_some_and(|most| bytes > most.bytes());
+                if self.0.contains_key(&key(&name)) || number > most || is_too_large {
                     return Err(refusal(ErrorKind::Conflict, "there is one already, or too many"));
                 }
-                volume(self.0.entry(key(&name)).or_insert(Volume::new(size)).show(&name))
+                volume(
+                    self.0
+                        .entry(key(&name))
+                        .or_insert(Volume::new(size))
+                        .show(tenant, &name),
+                )
             }
             TenantVolumeRequest::List => {
                 let its = self.0.iter().filter(|((owner, _), _)| owner == tenant);
-                items.extend(its.map(|((_, name), one)| Item::TenantVolume(TenantVolumeItem::Volume(one.show(name)))));
+                items.extend(
+                    its.map(|((_, name), one)| Item::TenantVolume(TenantVolumeItem::Volume(one.show(tenant, name)))),
+                );
                 Ok(Reply::Done)
             }
-            TenantVolumeRequest::Inspect { name } => volume(self.find(&key(&name))?.show(&name)),
+            TenantVolumeRequest::Inspect { name } => volume(self.find(&key(&name))?.show(tenant, &name)),
             TenantVolumeRequest::Remove { name } => {
                 self.find(&key(&name))?;
                 let mut volumes = sandboxes.values().flat_map(|one| &one.config.volumes);

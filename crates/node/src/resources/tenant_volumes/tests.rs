@@ -41,6 +41,10 @@ fn can_mount() -> bool {
     rustix::process::geteuid().is_root() && Path::new("/dev/loop-control").exists()
 }
 
+fn at_most(most: u32) -> Bound {
+    Bound { most, space: None }
+}
+
 fn kind_of<T: std::fmt::Debug>(result: Result<T, Error>) -> ErrorKind {
     result.unwrap_err().for_api().kind
 }
@@ -76,24 +80,40 @@ fn names(volumes: &TenantVolumes, sandboxes: &Sandboxes) -> Vec<String> {
 fn a_tenant_has_so_many_volumes_and_nobody_elses() {
     let bed = Bed::new();
     let volumes = bed.open();
-    let made = volumes.make("acme", "data", SIZE, 2).unwrap();
+    let made = volumes.make("acme", "data", SIZE, at_most(2)).unwrap();
     assert_eq!((made.name.as_str(), made.size), ("data", SIZE));
-    assert_eq!(kind_of(volumes.make("acme", "data", SIZE, 2)), ErrorKind::Conflict);
+    assert_eq!(
+        kind_of(volumes.make("acme", "data", SIZE, at_most(2))),
+        ErrorKind::Conflict
+    );
     // What a tenant may be called leads nowhere.
-    volumes.make("..", "data", SIZE, 1).unwrap();
+    volumes.make("..", "data", SIZE, at_most(1)).unwrap();
     assert!(bed.at("t-../data/disk").is_file());
-    volumes.make("acme", "more", SIZE, 2).unwrap();
-    let full = volumes.make("acme", "third", SIZE, 2).unwrap_err();
+    volumes.make("acme", "more", SIZE, at_most(2)).unwrap();
+    let full = volumes.make("acme", "third", SIZE, at_most(2)).unwrap_err();
     assert!(full.to_string().contains("2 volumes"), "{full}");
+    let bound = |space| Bound {
+        most: 9,
+        space: Some(space),
+    };
+    let large = volumes
+        .make("acme", "third", SIZE, bound(ByteSize::mib(47)))
+        .unwrap_err();
+    assert!(large.to_string().contains("48 MiB together, and 47 MiB"), "{large}");
+    volumes.make("acme", "third", SIZE, bound(ByteSize::mib(48))).unwrap();
+    volumes.remove("acme", "third", &bed.sandboxes).unwrap();
     for name in ["", "..", "a/b", ".hidden", "-x"] {
         assert_eq!(
-            kind_of(volumes.make("acme", name, SIZE, 9)),
+            kind_of(volumes.make("acme", name, SIZE, at_most(9))),
             ErrorKind::Invalid,
             "{name}"
         );
     }
     for size in [ByteSize::mib(15), ByteSize(u64::MAX)] {
-        assert_eq!(kind_of(volumes.make("acme", "third", size, 9)), ErrorKind::Invalid);
+        assert_eq!(
+            kind_of(volumes.make("acme", "third", size, at_most(9))),
+            ErrorKind::Invalid
+        );
     }
     let list = volumes.list("acme", &bed.sandboxes).unwrap();
     assert_eq!(
@@ -101,6 +121,10 @@ fn a_tenant_has_so_many_volumes_and_nobody_elses() {
         ["data", "more"]
     );
     assert!(volumes.list("else", &bed.sandboxes).unwrap().is_empty());
+    let all = volumes.list_all(&bed.sandboxes).unwrap();
+    let whose: Vec<_> = all.iter().map(|one| (&*one.tenant, &*one.name)).collect();
+    assert_eq!(whose, [("..", "data"), ("acme", "data"), ("acme", "more")]);
+    assert!(all.iter().all(|one| one.bytes > 0 && one.bytes < one.size.bytes()));
     assert_eq!(
         kind_of(volumes.find("else", "data", &bed.sandboxes)),
         ErrorKind::NotFound
@@ -116,7 +140,7 @@ fn a_tenant_has_so_many_volumes_and_nobody_elses() {
 fn one_that_a_sandbox_has_stays() {
     let bed = Bed::new();
     let volumes = bed.open();
-    volumes.make("acme", "data", SIZE, 9).unwrap();
+    volumes.make("acme", "data", SIZE, at_most(9)).unwrap();
     let mut its = stored("aaaaaaaaaaaa", "");
     its.sandbox.config.owner = Some("acme".into());
     its.sandbox.config.volumes = vec![node_api::VolumeMount {
@@ -130,7 +154,7 @@ fn one_that_a_sandbox_has_stays() {
     let refused = volumes.remove("acme", "data", &bed.sandboxes).unwrap_err();
     assert!(refused.to_string().contains("aaaaaaaaaaaa"), "{refused}");
     // Another tenant's of the same name is another one.
-    volumes.make("else", "data", SIZE, 9).unwrap();
+    volumes.make("else", "data", SIZE, at_most(9)).unwrap();
     volumes.remove("else", "data", &bed.sandboxes).unwrap();
     bed.sandboxes.remove(&entry);
     volumes.remove("acme", "data", &bed.sandboxes).unwrap();
@@ -148,7 +172,7 @@ fn one_that_a_sandbox_has_stays() {
 #[test]
 fn what_a_crash_has_left_goes_and_what_is_not_ours_stays() {
     let bed = Bed::new();
-    bed.open().make("acme", "data", SIZE, 9).unwrap();
+    bed.open().make("acme", "data", SIZE, at_most(9)).unwrap();
     fs::rename(bed.at("t-acme/data"), bed.at(".0123")).unwrap();
     fs::create_dir_all(bed.at(".begun")).unwrap();
     fs::create_dir_all(bed.at(".strange/mount/thing")).unwrap();
@@ -164,7 +188,7 @@ fn a_volume_has_its_own_size_and_is_mounted_when_it_is_needed() {
     }
     let bed = Bed::new();
     let volumes = bed.open();
-    let made = volumes.make("acme", "data", SIZE, 9).unwrap();
+    let made = volumes.make("acme", "data", SIZE, at_most(9)).unwrap();
     assert!(!is_mounted(&bed.at("t-acme/data")).unwrap());
     write(&volumes, &bed.sandboxes, "/a", b"one").unwrap();
     assert!(is_mounted(&bed.at("t-acme/data")).unwrap());
@@ -201,7 +225,7 @@ fn where_the_disk_is_full_writes_fail_and_what_was_there_stays() {
     fs::create_dir_all(&disk).unwrap();
     mount("none", &disk, c"tmpfs", MountFlags::empty(), Some(c"size=24m")).unwrap();
     let volumes = bed.open();
-    volumes.make("acme", "data", ByteSize::mib(64), 9).unwrap();
+    volumes.make("acme", "data", ByteSize::mib(64), at_most(9)).unwrap();
     write(&volumes, &bed.sandboxes, "/a", b"one").unwrap();
     let full = write(&volumes, &bed.sandboxes, "/big", &vec![1; 40 << 20]);
     let names = names(&volumes, &bed.sandboxes);
@@ -210,6 +234,68 @@ fn where_the_disk_is_full_writes_fail_and_what_was_there_stays() {
     unmount(&disk, UnmountFlags::DETACH).unwrap();
     assert!(full.is_err(), "more was written than there is room for");
     assert!(names.contains(&"a".to_owned()), "{names:?}");
+}
+
+/// What the host cannot take ends the file system's journal: then it takes nothing more, whatever becomes of the host's space.
+#[test]
+fn one_whose_host_was_full_is_made_whole_when_nobody_has_it_open() {
+    use rustix::mount::{MountFlags, mount, mount_remount};
+    if !can_mount() {
+        return;
+    }
+    let bed = Bed::new();
+    let disk = bed.at("");
+    fs::create_dir_all(&disk).unwrap();
+    mount("none", &disk, c"tmpfs", MountFlags::empty(), Some(c"size=24m")).unwrap();
+    let volumes = bed.open();
+    volumes.make("acme", "data", ByteSize::mib(64), at_most(9)).unwrap();
+    let fill = |path: &str| {
+        let written = write(&volumes, &bed.sandboxes, path, &vec![1; 40 << 20]);
+        let mount = File::open(bed.at("t-acme/data/mount")).unwrap();
+        (written.is_err(), rustix::fs::syncfs(mount))
+    };
+    let attributes = node_api::tenant_volume::FileAttributes::default();
+    let make = |path: &str| {
+        let request = FileRequest::MakeDirectory {
+            path: path.into(),
+            attributes,
+            force: false,
+        };
+        volumes.carry_out(("acme", "data"), None, &request, &bed.sandboxes)
+    };
+    write(&volumes, &bed.sandboxes, "/a", b"one").unwrap();
+    assert!(fill("/big").0, "more was written than there is room for");
+    // New directories have to go somewhere, and there is nowhere.
+    let place = bed.at("t-acme/data");
+    for number in 0..50 {
+        let _ = make(&format!("/d{number}"));
+        let _ = rustix::fs::syncfs(File::open(place.join(MOUNT)).unwrap());
+        if is_stuck(&place) {
+            break;
+        }
+    }
+    assert!(is_stuck(&place), "it takes changes although its host does not");
+    // As long as the host is full there is nothing to gain.
+    let refused = make("/x").unwrap_err();
+    assert!(refused.to_string().contains("its host had no space"), "{refused}");
+    assert_eq!(refused.for_api().kind, ErrorKind::Conflict);
+    mount_remount(&disk, MountFlags::empty(), c"size=200m").unwrap();
+    let sandbox = File::open(place.join("mount/root/a")).unwrap();
+    assert!(make("/x").is_err(), "somebody has it open");
+    assert!(names(&volumes, &bed.sandboxes).contains(&"a".to_owned()));
+    drop(sandbox);
+    make("/x").unwrap();
+    write(&volumes, &bed.sandboxes, "/after", &vec![2; 4 << 20]).unwrap();
+    assert_eq!(fs::read(place.join("mount/root/a")).unwrap(), b"one");
+    volumes.take_away(&bed.sandboxes);
+    let checked = Command::new("e2fsck")
+        .arg("-fn")
+        .arg(place.join(DISK))
+        .output()
+        .unwrap();
+    drop(volumes);
+    unmount(&disk, UnmountFlags::DETACH).unwrap();
+    assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stdout));
 }
 
 #[test]
@@ -221,7 +307,7 @@ fn idle_ones_do_not_stay_mounted_for_ever() {
     let volumes = bed.open();
     for number in 0..IDLE + 3 {
         let name = format!("v{number}");
-        volumes.make("acme", &name, SIZE, 99).unwrap();
+        volumes.make("acme", &name, SIZE, at_most(99)).unwrap();
         volumes.files(("acme", &name), None, &bed.sandboxes).unwrap();
     }
     assert_eq!(volumes.mounted().unwrap().len(), IDLE + 1);
@@ -236,7 +322,7 @@ fn a_damaged_one_is_told_and_stays() {
     }
     let bed = Bed::new();
     let volumes = bed.open();
-    volumes.make("acme", "data", SIZE, 9).unwrap();
+    volumes.make("acme", "data", SIZE, at_most(9)).unwrap();
     fs::write(bed.at("t-acme/data/disk"), vec![0; 1 << 20]).unwrap();
     let error = volumes.files(("acme", "data"), None, &bed.sandboxes).unwrap_err();
     assert!(error.to_string().contains("cannot be mounted"), "{error}");

@@ -28,7 +28,7 @@ use node_api::{HostTraits, Programs, Template};
 use crate::Error;
 use crate::config::Config;
 use crate::saved::checks::Checks;
-use crate::saved::memory_files::{self, Counted};
+use crate::saved::memory_files::{self, Cached, Counted};
 use crate::saved::programs::{Files, Hashes};
 use crate::saved::snapshots::{self, Begun, Place};
 use crate::saved::templates::record::{Record, Shape, last_used, touch};
@@ -47,6 +47,8 @@ pub(crate) struct Templates {
     naming: Mutex<()>,
     /// What of them, and of snapshots, is verified in the background.
     pub(crate) checks: Checks,
+    /// What of them, and of snapshots, is in the page cache.
+    pub(crate) cached: Cached,
 }
 
 #[derive(Debug, Default)]
@@ -128,6 +130,7 @@ impl Templates {
             known: Mutex::default(),
             naming: Mutex::default(),
             checks: Checks::default(),
+            cached: Cached::default(),
         }
     }
 
