@@ -1,7 +1,6 @@
-//! Requests to a server, each by a connection of a pool: who is asked, with which key, how long is waited, and what statuses mean. Then the
-//! endpoints of the REST API, one function each.
+//! Requests to a server, each by a connection of a pool: who is asked, with which key, how long is waited, and what statuses mean. Knows no
+//! endpoint.
 
-use std::collections::BTreeMap;
 use std::io::{self, Read};
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +10,7 @@ use base64::engine::general_purpose::STANDARD;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde_json::{Value, json};
+use serde_json::Value;
 use ureq::config::AutoHeaderValue;
 use ureq::http::header::RETRY_AFTER;
 use ureq::http::{HeaderValue, Method, Request, Response, Uri};
@@ -19,14 +18,14 @@ use ureq::tls::{Certificate, RootCerts, TlsConfig};
 use ureq::unversioned::transport::DefaultConnector;
 use ureq::{Agent, Body, SendBody};
 
+use crate::Error;
 use crate::error::plain;
 use crate::resolve::Names;
-use crate::{Error, ListedSandbox, LogEntry, Metric, NetworkRules, NewSandbox, Snapshot, Template, Volume};
 
 /// For a connection.
 const CONNECT: Duration = Duration::from_secs(10);
 /// For an answer to begin, or to go on: suspending a large sandbox takes a while.
-const PATIENCE: Duration = Duration::from_secs(600);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(600);
 /// The longest answer that is no file and no stream.
 const MAX_ANSWER: u64 = 16 << 20;
 /// The longest description of an error.
@@ -106,7 +105,7 @@ struct Complaint {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Reached {
+pub(crate) struct Reached {
     #[serde(rename = "sandboxID")]
     sandbox_id: String,
     #[serde(default)]
@@ -201,14 +200,14 @@ impl Client {
         &self.server.0
     }
 
-    /// Sends a request; what comes is an answer of success. `silence` is how long it may say nothing.
+    /// Sends a request; what comes is an answer of success. `silence` is how long nothing may go either way.
     pub(crate) fn send(
         &self,
         request: Request<SendBody<'_>>,
         silence: Option<Duration>,
     ) -> Result<Response<Body>, Error> {
         let limited = self.agent.configure_request(request);
-        let limited = limited.timeout_per_read(Some(silence.unwrap_or(PATIENCE))).build();
+        let limited = limited.timeout_per_read(silence).timeout_per_write(silence).build();
         let response = self.agent.run(limited).map_err(|error| self.failure(error))?;
         self.judge(response)
     }
@@ -262,7 +261,7 @@ impl Client {
         }
     }
 
-    fn ask(&self, method: Method, path: &str, body: Option<&Value>) -> Result<Response<Body>, Error> {
+    pub(crate) fn ask(&self, method: Method, path: &str, body: Option<&Value>) -> Result<Response<Body>, Error> {
         let mut request = Request::builder()
             .method(method)
             .uri(format!("{}{path}", self.base))
@@ -275,7 +274,7 @@ impl Client {
             None => SendBody::none(),
         };
         let request = request.body(payload).map_err(|_| Error::BadKey)?;
-        self.send(request, None)
+        self.send(request, Some(PATIENCE))
     }
 
     pub(crate) fn read<T: DeserializeOwned>(&self, mut response: Response<Body>) -> Result<T, Error> {
@@ -284,16 +283,16 @@ impl Client {
         serde_json::from_slice(&body).map_err(|error| self.server.no_gateway(plain(&error.to_string())))
     }
 
-    fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Error> {
+    pub(crate) fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Error> {
         self.read(self.ask(Method::GET, path, None)?)
     }
 
-    fn post<T: DeserializeOwned>(&self, path: &str, body: &Value) -> Result<T, Error> {
+    pub(crate) fn post<T: DeserializeOwned>(&self, path: &str, body: &Value) -> Result<T, Error> {
         self.read(self.ask(Method::POST, path, Some(body))?)
     }
 
     /// All pages of a list.
-    fn pages<T: DeserializeOwned>(&self, path: &str, query: &str) -> Result<Vec<T>, Error> {
+    pub(crate) fn pages<T: DeserializeOwned>(&self, path: &str, query: &str) -> Result<Vec<T>, Error> {
         let (mut all, mut token) = (Vec::new(), String::new());
         for _ in 0..MAX_PAGES {
             let next = if token.is_empty() {
@@ -318,7 +317,7 @@ impl Client {
 
     /// How port 49983 is reached of a sandbox that was told of. The names of a domain lead to sandboxes where the API is one of them; elsewhere
     /// headers do.
-    fn access(&self, reached: Reached) -> Access {
+    pub(crate) fn access(&self, reached: Reached) -> Access {
         let of_domain = self.base.split_once("://").and_then(|(scheme, host)| {
             let domain = host.strip_prefix("api.")?;
             let domain = reached
@@ -358,188 +357,6 @@ impl Client {
             );
         }
         request
-    }
-
-    /// Makes a sandbox.
-    ///
-    /// # Errors
-    /// It was not made.
-    pub fn create(&self, sandbox: &NewSandbox) -> Result<Access, Error> {
-        let body = serde_json::to_value(sandbox).map_err(|error| self.server.no_gateway(error.to_string()))?;
-        self.post("/v2/sandboxes", &body).map(|reached| self.access(reached))
-    }
-
-    /// A sandbox that is there, and how it is reached.
-    ///
-    /// # Errors
-    /// It is not there, or cannot be asked for.
-    pub fn sandbox(&self, id: &str) -> Result<(ListedSandbox, Access), Error> {
-        let told: Value = self.get(&format!("/sandboxes/{}", escape(id)))?;
-        let bad = |error: serde_json::Error| self.server.no_gateway(plain(&error.to_string()));
-        let reached = Reached::deserialize(&told).map_err(bad)?;
-        let listed = ListedSandbox::deserialize(&told).map_err(bad)?;
-        Ok((listed, self.access(reached)))
-    }
-
-    /// The sandboxes with all of this metadata, in any of these states: `running`, `paused`.
-    ///
-    /// # Errors
-    /// They cannot be asked for.
-    pub fn sandboxes(&self, metadata: &[(String, String)], states: &[&str]) -> Result<Vec<ListedSandbox>, Error> {
-        let pairs: Vec<String> = metadata
-            .iter()
-            .map(|(key, value)| format!("{}={}", escape(key), escape(value)))
-            .collect();
-        let mut query = format!("&state={}", escape(&states.join(",")));
-        if !pairs.is_empty() {
-            query += &format!("&metadata={}", escape(&pairs.join("&")));
-        }
-        self.pages("/v2/sandboxes", &query)
-    }
-
-    /// Kills a sandbox: nothing stays of it.
-    ///
-    /// # Errors
-    /// It was not there, or was not killed.
-    pub fn kill(&self, id: &str) -> Result<(), Error> {
-        self.ask(Method::DELETE, &format!("/sandboxes/{}", escape(id)), None)
-            .map(drop)
-    }
-
-    /// Has a sandbox end after so many seconds from now on.
-    ///
-    /// # Errors
-    /// It was not there, or may not run so long.
-    pub fn set_timeout(&self, id: &str, seconds: u64) -> Result<(), Error> {
-        let path = format!("/sandboxes/{}/timeout", escape(id));
-        self.ask(Method::POST, &path, Some(&json!({ "timeout": seconds })))
-            .map(drop)
-    }
-
-    /// Saves a sandbox's memory and ends its machine.
-    ///
-    /// # Errors
-    /// It was not there, or was not paused.
-    pub fn pause(&self, id: &str) -> Result<(), Error> {
-        self.ask(
-            Method::POST,
-            &format!("/sandboxes/{}/pause", escape(id)),
-            Some(&json!({})),
-        )
-        .map(drop)
-    }
-
-    /// Lets a paused sandbox go on, for so many seconds.
-    ///
-    /// # Errors
-    /// It was not there, or does not go on.
-    pub fn resume(&self, id: &str, seconds: u64) -> Result<(), Error> {
-        let path = format!("/sandboxes/{}/resume", escape(id));
-        self.ask(Method::POST, &path, Some(&json!({ "timeout": seconds })))
-            .map(drop)
-    }
-
-    /// Puts rules in place of those of a sandbox's network.
-    ///
-    /// # Errors
-    /// They were not taken.
-    pub fn set_network(&self, id: &str, rules: &NetworkRules) -> Result<(), Error> {
-        let body = json!({ "allowOut": rules.allow_out, "denyOut": rules.deny_out });
-        self.ask(Method::PUT, &format!("/sandboxes/{}/network", escape(id)), Some(&body))
-            .map(drop)
-    }
-
-    /// Keeps a sandbox as it is now.
-    ///
-    /// # Errors
-    /// It was not kept.
-    pub fn snapshot(&self, id: &str, name: Option<&str>) -> Result<Snapshot, Error> {
-        let body = name.map_or_else(|| json!({}), |name| json!({ "name": name }));
-        self.post(&format!("/sandboxes/{}/snapshots", escape(id)), &body)
-    }
-
-    /// All snapshots.
-    ///
-    /// # Errors
-    /// They cannot be asked for.
-    pub fn snapshots(&self) -> Result<Vec<Snapshot>, Error> {
-        self.pages("/snapshots", "")
-    }
-
-    /// All templates.
-    ///
-    /// # Errors
-    /// They cannot be asked for.
-    pub fn templates(&self) -> Result<Vec<Template>, Error> {
-        self.get("/templates")
-    }
-
-    /// Removes a template or a snapshot.
-    ///
-    /// # Errors
-    /// It was not there, or may not be removed.
-    pub fn remove_template(&self, id: &str) -> Result<(), Error> {
-        self.ask(Method::DELETE, &format!("/templates/{}", escape(id)), None)
-            .map(drop)
-    }
-
-    /// All volumes.
-    ///
-    /// # Errors
-    /// They cannot be asked for.
-    pub fn volumes(&self) -> Result<Vec<Volume>, Error> {
-        self.get("/volumes")
-    }
-
-    /// Makes a volume.
-    ///
-    /// # Errors
-    /// It was not made.
-    pub fn create_volume(&self, name: &str) -> Result<Volume, Error> {
-        self.post("/volumes", &json!({ "name": name }))
-    }
-
-    /// Removes a volume.
-    ///
-    /// # Errors
-    /// It was not there, or a sandbox has it.
-    pub fn remove_volume(&self, id: &str) -> Result<(), Error> {
-        self.ask(Method::DELETE, &format!("/volumes/{}", escape(id)), None)
-            .map(drop)
-    }
-
-    /// What sandboxes use that run, by their ids.
-    ///
-    /// # Errors
-    /// It cannot be asked for.
-    pub fn metrics(&self, ids: &[&str]) -> Result<BTreeMap<String, Metric>, Error> {
-        #[derive(Deserialize)]
-        struct Metrics {
-            sandboxes: BTreeMap<String, Metric>,
-        }
-        let mut all = BTreeMap::new();
-        // More are not asked for at once.
-        for some in ids.chunks(100) {
-            let path = format!("/sandboxes/metrics?sandbox_ids={}", escape(&some.join(",")));
-            all.append(&mut self.get::<Metrics>(&path)?.sandboxes);
-        }
-        Ok(all)
-    }
-
-    /// Lines of a sandbox's log, from this moment on (milliseconds since 1970), the oldest first.
-    ///
-    /// # Errors
-    /// They cannot be asked for.
-    pub fn logs(&self, id: &str, from_ms: u64) -> Result<Vec<LogEntry>, Error> {
-        #[derive(Deserialize)]
-        struct Logs {
-            logs: Vec<LogEntry>,
-        }
-        let path = format!(
-            "/v2/sandboxes/{}/logs?limit=1000&direction=forward&cursor={from_ms}",
-            escape(id)
-        );
-        self.get::<Logs>(&path).map(|logs| logs.logs)
     }
 }
 

@@ -7,7 +7,7 @@ use serde_json::json;
 use ureq::SendBody;
 use ureq::http::Method;
 
-use crate::client::{Own, escape};
+use crate::client::{Own, PATIENCE, escape};
 use crate::error::plain;
 use crate::{Access, Client, Error};
 
@@ -82,7 +82,7 @@ impl Client {
         let request = request
             .body(SendBody::none())
             .map_err(|_| self.server.no_gateway("a token that is none"))?;
-        let body = self.send(request, None)?.into_body();
+        let body = self.send(request, Some(PATIENCE))?.into_body();
         Ok(body.into_with_config().limit(u64::MAX).reader())
     }
 
@@ -97,6 +97,6 @@ impl Client {
             .header("Content-Type", "application/octet-stream")
             .body(SendBody::from_reader(&mut own));
         let request = request.map_err(|_| self.server.no_gateway("a token that is none"))?;
-        self.send(request, None).map(drop)
+        self.send(request, Some(PATIENCE)).map(drop)
     }
 }

@@ -5,6 +5,7 @@
 //! Knows no command line and no sandbox of this machine; certificates and the key are given to it.
 
 mod client;
+mod endpoints;
 mod error;
 mod files;
 mod model;

@@ -16,7 +16,7 @@ use crate::error::plain;
 use crate::stream::{self, Envelope};
 use crate::{Access, Client, Error};
 
-/// A quiet stream says so often that it is there, and may be silent for so long.
+/// A quiet stream says so often that it is there, and may be silent for so long, as may an answer to what takes no time.
 const PING: &str = "20";
 const SILENCE: Duration = Duration::from_secs(70);
 
@@ -333,6 +333,7 @@ impl Client {
             .header("Connect-Protocol-Version", "1");
         let request = request.body(SendBody::from_reader(&mut fed));
         let request = request.map_err(|_| self.server.no_gateway("a token that is none"))?;
+        // A process reads when it likes; that the server is gone shows where its events are read.
         let response = self.send(request, None)?;
         let mut body = response.into_body().into_with_config().limit(1 << 20).reader();
         loop {
@@ -392,7 +393,7 @@ impl Client {
         let request = request
             .body(body)
             .map_err(|_| self.server.no_gateway("a token that is none"))?;
-        self.read(self.send(request, None)?)
+        self.read(self.send(request, Some(SILENCE))?)
     }
 }
 

@@ -18,10 +18,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use agent_api::{RawMode, Signals, local_tty, window_size};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use gateway_client::{Access, Client, End, Error, Event, Events, Piece, Signal, Start};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
+
+use crate::interrupt::Interrupted;
 
 /// Between SIGTERM and SIGKILL when a command's time is over, and until it is given up.
 const GRACE: Duration = Duration::from_secs(2);
@@ -32,7 +34,8 @@ const QUIET: Duration = Duration::from_secs(20);
 /// Read of standard input at once.
 const CHUNK: usize = 64 << 10;
 
-/// How often is looked whether the command is given up.
+/// How often is looked for a signal while something is being started, and whether a command is given up.
+pub(super) const SHORTLY: Duration = Duration::from_millis(20);
 const LOOK: Duration = Duration::from_millis(500);
 
 /// How a command came to its end.
@@ -76,7 +79,7 @@ fn code_of(error: &Error) -> u8 {
     match code.as_str() {
         "permission_denied" => 126,
         "not_found" => 127,
-        _ if says("ermission denied") => 126,
+        _ if says("ermission denied") || says("cannot be executed") => 126,
         _ if says("not found") || says("o such file") => 127,
         _ => 125,
     }
@@ -97,13 +100,17 @@ pub(super) fn run(
     limit: Option<Duration>,
 ) -> Result<Finished> {
     let began = Instant::now();
-    let mut events = match client.start(to, start) {
-        Ok(events) => events,
-        Err(error) => return Ok(Finished::Lost(error)),
-    };
-    let pid = match events.wait() {
+    let (tell, told) = sync_channel(16);
+    let (asks, of, what) = (Arc::clone(client), to.clone(), start.clone());
+    let from = tell.clone();
+    spawn("events", move || match asks.start(&of, &what) {
+        Ok(events) => pass_on(events, &from),
+        // Nobody waits for it any more.
+        Err(error) => drop(from.send(Notice::Came(Err(error)))),
+    })?;
+    let pid = match started(&told, signals)? {
         Ok(Event::Started(pid)) => pid,
-        Ok(other) => anyhow::bail!(
+        Ok(other) => bail!(
             "{} told {other:?} of a command before its start: is it a gateway?",
             client.server()
         ),
@@ -122,11 +129,6 @@ pub(super) fn run(
         true => RawMode::enter(rustix::stdio::stdin())?,
         false => None,
     };
-    let (tell, told) = sync_channel(16);
-    spawn("events", {
-        let tell = tell.clone();
-        move || pass_on(events, &tell)
-    })?;
     if start.stdin {
         let shared = shared.clone();
         spawn("input", move || {
@@ -148,6 +150,21 @@ pub(super) fn run(
     match finished? {
         _ if timed_out.load(Ordering::Acquire) => Ok(Finished::TimedOut),
         finished => Ok(finished),
+    }
+}
+
+/// The first that is told; a signal that comes before ends the waiting.
+fn started(told: &Receiver<Notice>, signals: &Signals) -> Result<Result<Event, Error>> {
+    loop {
+        match told.recv_timeout(SHORTLY) {
+            Ok(Notice::Came(event)) => return Ok(event),
+            Ok(Notice::InputFailed(_)) | Err(_) => {}
+        }
+        while let Some(number) = signals.take() {
+            if number != libc::SIGWINCH {
+                bail!(Interrupted::by(number));
+            }
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! `basalt run`, `exec` and `clone` by a gateway: a sandbox is made, which has no command of its own, and commands are run in it.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
@@ -10,7 +11,7 @@ use anyhow::{Context, Result, bail};
 use gateway_client::{Access, Event, NewSandbox, Start, State, VolumeMount};
 use node_api::{OnTimeout, VolumeSource};
 
-use super::attached::{self, Finished};
+use super::attached::{self, Finished, SHORTLY};
 use super::names::name_of;
 use super::sandboxes::rules;
 use super::{NAME, Remote};
@@ -115,16 +116,13 @@ pub(super) fn run(remote: &Remote<'_>, args: &RunArgs) -> Result<u8> {
     }
     // Before anything is made, so that a signal that comes meanwhile ends it in order.
     let signals = Signals::install()?;
-    let made = remote.client.create(&wanted)?;
+    let made = create(remote, wanted, &signals)?;
     let name = args.name.clone().unwrap_or_else(|| made.id().to_owned());
     let removed = Removed {
         remote,
         made: &made,
         wanted: true,
     };
-    if let Some(number) = signals.take().filter(|&number| number != libc::SIGWINCH) {
-        return Err(anyhow::Error::new(Interrupted::by(number)));
-    }
     if args.detach {
         if !argv.is_empty() && !args.no_command {
             begin(remote, &made, &start)?;
@@ -148,6 +146,34 @@ pub(super) fn run(remote: &Remote<'_>, args: &RunArgs) -> Result<u8> {
         attached::run(&remote.client, &made, &start, &signals, args.timeout)
     });
     conclude(remote, &name, &made, finished?, args.timeout)
+}
+
+/// Makes a sandbox. A signal that comes meanwhile has it removed as soon as it is there; a second one does not wait for that.
+fn create(remote: &Remote<'_>, wanted: NewSandbox, signals: &Signals) -> Result<Access> {
+    let (tell, told) = channel();
+    let client = Arc::clone(&remote.client);
+    thread::spawn(move || tell.send(client.create(&wanted)));
+    let mut caught = None;
+    loop {
+        match (told.recv_timeout(SHORTLY), caught) {
+            (Ok(made), None) => return Ok(made?),
+            (Ok(made), Some(number)) => {
+                remote.client.kill(made?.id())?;
+                bail!(Interrupted::by(number));
+            }
+            (Err(RecvTimeoutError::Disconnected), _) => {
+                bail!("a sandbox could not be asked for: this is a bug of basalt, please report it")
+            }
+            (Err(RecvTimeoutError::Timeout), _) => {}
+        }
+        while let Some(number) = signals.take() {
+            match caught {
+                _ if number == libc::SIGWINCH => {}
+                None => caught = Some(number),
+                Some(_) => bail!(Interrupted::by(number)),
+            }
+        }
+    }
 }
 
 /// A sandbox that is removed when this is dropped.
@@ -215,12 +241,12 @@ pub(super) fn exec(remote: &Remote<'_>, args: &ExecArgs) -> Result<u8> {
         &set,
         (args.tty, args.interactive && !args.detach),
     )?;
-    let signals = Signals::install()?;
     let to = remote.running(&args.sandbox)?;
     if args.detach {
         begin(remote, &to, &start)?;
         return Ok(0);
     }
+    let signals = Signals::install()?;
     let finished = attached::run(&remote.client, &to, &start, &signals, None)?;
     conclude(remote, &args.sandbox, &to, finished, None)
 }

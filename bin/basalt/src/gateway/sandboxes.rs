@@ -257,7 +257,10 @@ pub(super) fn logs(remote: &Remote<'_>, args: &LogsArgs) -> Result<u8> {
     let there = cursor.all(remote, id)?;
     let from = args.tail.map_or(0, |tail| there.len().saturating_sub(tail));
     print(remote, args, there.get(from..).unwrap_or_default())?;
-    while args.follow {
+    if !args.follow {
+        return Ok(0);
+    }
+    loop {
         std::thread::sleep(LOG_PAUSE);
         match cursor.all(remote, id) {
             Ok(more) => print(remote, args, &more)?,
@@ -266,7 +269,6 @@ pub(super) fn logs(remote: &Remote<'_>, args: &LogsArgs) -> Result<u8> {
             Err(error) => return Err(error.into()),
         }
     }
-    Ok(0)
 }
 
 /// How far a log has been read. It is asked for from a moment on, at which there may be several lines.
