@@ -1,5 +1,6 @@
 """The command line `basalt`, which asks the gateway over --host: the program that BASALT names, as somebody on another machine has it."""
 
+import contextlib
 import os
 import pathlib
 import subprocess
@@ -13,10 +14,24 @@ PROGRAM = os.environ.get("BASALT", "")
 pytestmark = pytest.mark.skipif(not PROGRAM, reason="BASALT is not set")
 
 
-def basalt(*words, **options):
+def environment():
     """Neither the lab nor a daemon is to be asked, so there is none of either."""
-    environment = os.environ | {"BASALT_HOST": os.environ["E2B_API_URL"], "BASALT_ENGINE": "none"}
-    return subprocess.run([PROGRAM, *words], env=environment, capture_output=True, timeout=200, **options)
+    return os.environ | {"BASALT_HOST": os.environ["E2B_API_URL"], "BASALT_ENGINE": "none"}
+
+
+def basalt(*words, **options):
+    return subprocess.run([PROGRAM, *words], env=environment(), capture_output=True, timeout=200, **options)
+
+
+@contextlib.contextmanager
+def ready(*words):
+    """One that runs and has said so; it is gone when the test is over, however that ends."""
+    with subprocess.Popen([PROGRAM, *words], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+        try:
+            assert run.stdout.readline() == b"ready\n"
+            yield run
+        finally:
+            run.kill()
 
 
 def done(*words, **options):
@@ -51,10 +66,8 @@ def test_megabytes_go_through(name):
 
 
 def test_signals_end_commands(name):
-    words = [PROGRAM, "exec", name, "--", "sh", "-c", "trap 'exit 9' INT; echo ready; while :; do sleep 0.1; done"]
-    environment = os.environ | {"BASALT_HOST": os.environ["E2B_API_URL"]}
-    with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE) as run:
-        assert run.stdout.readline() == b"ready\n"
+    script = "trap 'exit 9' INT; echo ready; while :; do sleep 0.1; done"
+    with ready("exec", name, "--", "sh", "-c", script) as run:
         run.send_signal(2)
         assert run.wait(60) == 9
 
@@ -92,11 +105,8 @@ def test_it_is_suspended_kept_and_cloned(name):
 def test_a_sandbox_that_goes_ends_its_command():
     name = f"host-{uuid.uuid4().hex[:8]}"
     done("run", "-d", "--timeout", "30m", "--name", name, "base")
-    words = [PROGRAM, "exec", name, "--", "sh", "-c", "echo ready; exec sleep 1000"]
-    environment = os.environ | {"BASALT_HOST": os.environ["E2B_API_URL"]}
-    with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
-        assert run.stdout.readline() == b"ready\n"
+    with ready("exec", name, "--", "sh", "-c", "echo ready; exec sleep 1000") as run:
         done("rm", "-f", name)
         said = run.communicate(timeout=100)[1].decode()
-        assert run.returncode == 137, said
-        assert "has ended, and with it this command" in said
+    assert run.returncode == 137, said
+    assert "has ended, and with it this command" in said
