@@ -132,7 +132,8 @@ pub(super) fn run(
     if start.stdin {
         let shared = shared.clone();
         spawn("input", move || {
-            if let Err(error @ Error::Local(_)) = feed(&shared) {
+            if let Err(error) = feed(&shared) {
+                // Nobody waits for it any more where the command has ended.
                 drop(tell.send(Notice::InputFailed(error)));
             }
         })?;
@@ -248,11 +249,27 @@ fn feed(shared: &Shared) -> Result<(), Error> {
         })
     };
     let fed = shared.client.feed(&shared.to, shared.pid, shared.terminal, &mut next);
-    // The command must not wait for input that will never come.
-    if (ended || matches!(fed, Err(Error::Local(_)))) && !shared.terminal {
-        shared.client.close_input(&shared.to, shared.pid)?;
+    if fed.is_ok() && (!ended || shared.terminal) {
+        return Ok(());
     }
-    fed
+    // The command must not wait for input that will never come. One that is not there any more, or whose input is closed, has no use for it.
+    let closed = match shared.terminal {
+        true => Ok(()),
+        false => shared.client.close_input(&shared.to, shared.pid),
+    };
+    match (fed, closed) {
+        // What is typed when a command has ended a moment ago.
+        (Err(error @ Error::Call { .. }), _) if shared.terminal => {
+            log::info!("input went nowhere: {error}");
+            Ok(())
+        }
+        (Err(error @ Error::Local(_)), _) | (Err(error), Ok(())) => Err(error),
+        (_, Err(error)) => {
+            log::info!("the end of input was not told: {error}");
+            Ok(())
+        }
+        (Ok(()), Ok(())) => Ok(()),
+    }
 }
 
 fn is_over(shared: &Shared) -> bool {
