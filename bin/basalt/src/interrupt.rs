@@ -17,6 +17,11 @@ use rustix::pipe::{PipeFlags, pipe_with};
 pub(crate) struct Interrupted(i32);
 
 impl Interrupted {
+    /// By the signal of this number.
+    pub(crate) fn by(number: i32) -> Self {
+        Self(number)
+    }
+
     /// The exit code that shells give for the signal.
     pub(crate) fn exit_code(&self) -> u8 {
         u8::try_from(self.0).unwrap_or(0).saturating_add(128)

@@ -14,6 +14,7 @@ mod devices;
 mod doctor;
 mod environment;
 mod exec;
+mod gateway;
 mod generate;
 mod host_cpus;
 mod images;
@@ -87,10 +88,13 @@ fn main() -> ExitCode {
 }
 
 fn carry_out(cli: Cli, argv: &[OsString], output: &Output) -> anyhow::Result<u8> {
+    let named = site::gateway(cli.host.as_deref());
     match cli.verb {
-        verb if verb.concerns_sandboxes() => match Site::resolve()? {
+        verb if verb.concerns_sandboxes() || (named.is_some() && verb.concerns_images()) => match Site::resolve(named)?
+        {
             Site::Local => here(verb, output),
             Site::Lab { why } => in_lab(verb, &why, (cli.log_level, argv), output),
+            Site::Gateway { url } => gateway::verb(&verb, &url, argv, output),
         },
         Verb::Published => published::published(),
         Verb::AgentStream(args) => exec::stream(&args.one.sandbox),
@@ -197,7 +201,7 @@ fn is_run(argv: &[OsString]) -> bool {
 fn verb_at(argv: &[OsString]) -> Option<usize> {
     let mut words = argv.iter().enumerate().skip(1);
     while let Some((at, word)) = words.next() {
-        if word == OsStr::new("--log-level") {
+        if word == OsStr::new("--log-level") || word == OsStr::new("--host") {
             words.next();
         } else if !word.as_encoded_bytes().starts_with(b"-") {
             return Some(at);
@@ -229,6 +233,7 @@ mod tests {
         assert!(is(&["basalt", "run", "--bogus"]));
         assert!(is(&["basalt", "--json", "--log-level", "info", "run"]));
         assert!(is(&["basalt", "--log-level=info", "run"]));
+        assert!(is(&["basalt", "--host", "https://api.example", "run"]));
         assert!(!is(&["basalt", "images", "run"]));
         assert!(!is(&["basalt", "--log-level", "run"]));
         assert!(!is(&["basalt"]));

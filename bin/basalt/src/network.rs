@@ -1,7 +1,7 @@
 //! `basalt network`: what a sandbox may reach. The daemon sees to it.
 
 use anyhow::Result;
-use node_api::{Reply, Request, Sandbox, Secrets as _};
+use node_api::{Reply, Request, Secrets as _};
 
 use crate::cli::{NetworkVerb, UpdateNetworkArgs};
 use crate::daemon;
@@ -23,7 +23,7 @@ fn update(args: &UpdateNetworkArgs, output: &Output) -> Result<u8> {
     match daemon::connect()?.ask(request)? {
         (Reply::Sandbox(sandbox), _) => {
             let sandbox = as_asked(*sandbox).redacted();
-            output.result(&sandbox, || told(&sandbox))?;
+            output.result(&sandbox, || told(&sandbox.name, &sandbox.config.egress))?;
             Ok(0)
         }
         (other, _) => Err(unexpected(&other)),
@@ -31,8 +31,7 @@ fn update(args: &UpdateNetworkArgs, output: &Output) -> Result<u8> {
 }
 
 /// What a sandbox may reach from now on.
-fn told(sandbox: &Sandbox) -> String {
-    let (name, egress) = (&sandbox.name, &sandbox.config.egress);
+pub(crate) fn told(name: &str, egress: &base::Egress) -> String {
     if !egress.restricts() {
         return format!("{name} reaches what sandboxes can\n");
     }
@@ -49,23 +48,13 @@ mod tests {
 
     #[test]
     fn what_it_reaches_is_told() {
-        let json = serde_json::json!({
-            "id": "000000000000", "name": "web", "state": "running", "digest": "00", "created_ns": 1, "restarts": 0,
-            "config": {
-                "image": "python", "process": node_api::ProcessConfig::default(), "remove": false, "detach": true,
-                "resources": {"cpus": 1, "memory": base::ByteSize::mib(512)},
-                "egress": {"deny": ["0.0.0.0/0"]},
-            },
-        });
-        let mut sandbox: Sandbox = serde_json::from_value(json).unwrap();
-        assert_eq!(told(&sandbox), "web does not reach 0.0.0.0/0\n");
+        let mut egress: base::Egress = serde_json::from_str(r#"{"deny":["0.0.0.0/0"]}"#).unwrap();
+        assert_eq!(told("web", &egress), "web does not reach 0.0.0.0/0\n");
         let both = r#"{"allow":["1.1.1.1","10.0.0.0/8"],"deny":["0.0.0.0/0","::/0"]}"#;
-        sandbox.config.egress = serde_json::from_str(both).unwrap();
-        assert_eq!(
-            told(&sandbox),
-            "web does not reach 0.0.0.0/0, ::/0, but 1.1.1.1, 10.0.0.0/8\n"
-        );
-        sandbox.config.egress = base::Egress::default();
-        assert_eq!(told(&sandbox), "web reaches what sandboxes can\n");
+        egress = serde_json::from_str(both).unwrap();
+        let says = "web does not reach 0.0.0.0/0, ::/0, but 1.1.1.1, 10.0.0.0/8\n";
+        assert_eq!(told("web", &egress), says);
+        let nothing = base::Egress::default();
+        assert_eq!(told("web", &nothing), "web reaches what sandboxes can\n");
     }
 }

@@ -1,9 +1,9 @@
-//! Where sandboxes are: on this host's KVM, or in the lab. Decided once, before the verb. Knows neither.
+//! Where sandboxes are: on this host's KVM, in the lab, or behind a gateway. Decided once, before the verb. Knows none of them.
 
 use anyhow::{Result, bail};
 use host::Verdict;
 
-use crate::places;
+use crate::{gateway, places};
 
 /// The variable that decides it by hand.
 const VARIABLE: &str = "BASALT_ENGINE";
@@ -18,14 +18,28 @@ pub(crate) enum Site {
         /// Why not on this host.
         why: String,
     },
+    /// Behind the gateway at this address.
+    Gateway {
+        /// Its address, which was not looked at yet.
+        url: String,
+    },
+}
+
+/// The gateway that was named, by the flag or else by the environment.
+pub(crate) fn gateway(flag: Option<&str>) -> Option<String> {
+    let variable = || std::env::var(gateway::VARIABLE).ok();
+    flag.map(str::to_owned).or_else(variable).filter(|url| !url.is_empty())
 }
 
 impl Site {
-    /// What the environment says; what this host can do, where it says nothing.
+    /// The gateway, if one was named; else what the environment says; what this host can do, where it says nothing.
     ///
     /// # Errors
     /// The environment says something else.
-    pub(crate) fn resolve() -> Result<Self> {
+    pub(crate) fn resolve(gateway: Option<String>) -> Result<Self> {
+        if let Some(url) = gateway {
+            return Ok(Self::Gateway { url });
+        }
         // Who asks the host's daemon need not have the rights to KVM that it has.
         let usable = || match places::is_member() {
             true => Verdict::Kvm,

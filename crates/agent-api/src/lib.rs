@@ -40,7 +40,7 @@ pub use message::{
 pub use pump::{FIRST_OUTPUT, LocalIo, pump};
 pub use running::{Collected, Event, Input, Output, Running};
 pub use signals::Signals;
-pub use terminal::local_tty;
+pub use terminal::{RawMode, local_tty, window_size};
 pub use text::OsText;
 pub use vsock::ask_for_port;
 pub use wire::Token;

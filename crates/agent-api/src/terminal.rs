@@ -20,7 +20,7 @@ pub fn local_tty() -> Tty {
 }
 
 /// The size of the terminal behind `fd`, if it is one and knows.
-pub(crate) fn window_size(fd: impl AsFd) -> Option<WinSize> {
+pub fn window_size(fd: impl AsFd) -> Option<WinSize> {
     let size = tcgetwinsize(fd).ok()?;
     (size.ws_row > 0 && size.ws_col > 0).then_some(WinSize {
         rows: size.ws_row,
@@ -30,14 +30,14 @@ pub(crate) fn window_size(fd: impl AsFd) -> Option<WinSize> {
 
 /// Raw mode; dropping it restores what was before.
 #[derive(Debug)]
-pub(crate) struct RawMode {
+pub struct RawMode {
     fd: OwnedFd,
     before: Termios,
 }
 
 impl RawMode {
     /// Makes the terminal behind `fd` raw; `None` if it is no terminal.
-    pub(crate) fn enter(fd: BorrowedFd<'_>) -> Result<Option<Self>, Error> {
+    pub fn enter(fd: BorrowedFd<'_>) -> Result<Option<Self>, Error> {
         if !isatty(fd) {
             return Ok(None);
         }

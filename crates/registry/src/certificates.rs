@@ -17,18 +17,25 @@ const SYSTEM: [&str; 4] = [
     "/etc/ssl/cert.pem",
 ];
 
+/// The authorities of this machine, or those of the file that `SSL_CERT_FILE` names.
+///
+/// # Errors
+/// A file of them cannot be used.
+pub fn machine_authorities() -> Result<Vec<Certificate<'static>>, Error> {
+    let chosen = std::env::var_os("SSL_CERT_FILE").map(PathBuf::from);
+    match chosen.or_else(|| SYSTEM.iter().map(PathBuf::from).find(|path| path.exists())) {
+        Some(path) => read(&path),
+        None => Ok(Vec::new()),
+    }
+}
+
 /// Authorities for `host`: the system's, and each `*.crt` in `DIRECTORY/HOST/` of `directories` and in those of `others`.
 pub(crate) fn authorities(
     host: &str,
     directories: &[PathBuf],
     others: &[PathBuf],
 ) -> Result<Vec<Certificate<'static>>, Error> {
-    let chosen = std::env::var_os("SSL_CERT_FILE").map(PathBuf::from);
-    let system = chosen.or_else(|| SYSTEM.iter().map(PathBuf::from).find(|path| path.exists()));
-    let mut found = match system {
-        Some(path) => read(&path)?,
-        None => Vec::new(),
-    };
+    let mut found = machine_authorities()?;
     let own = directories.iter().map(|directory| directory.join(host));
     for directory in own.chain(others.iter().cloned()) {
         found.extend(in_directory(&directory)?);

@@ -24,6 +24,7 @@ mod session;
 pub mod untrusted;
 
 pub use artifact::{Artifact, ArtifactManifest, Look, PulledArtifact, pull_artifact, push_artifact};
+pub use certificates::machine_authorities;
 pub use challenge::{Challenge, Scheme};
 pub use credentials::{Credentials, Secret};
 pub use error::Error;

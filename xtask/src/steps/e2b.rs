@@ -35,7 +35,7 @@ const STATE: &str = "/var/lib/basalt-gateway";
 const NODE: &str = "/var/lib/basalt/gateway.sock";
 
 /// What is run of them; those of the code interpreter are a step of their own ([`interpreter`]).
-const TESTS: [&str; 10] = [
+const TESTS: [&str; 11] = [
     "test_sandbox.py",
     "test_commands.py",
     "test_files.py",
@@ -46,12 +46,14 @@ const TESTS: [&str; 10] = [
     "test_how_to.py",
     "test_templates.py",
     "test_volumes.py",
+    "test_host.py",
 ];
-const JAVASCRIPT_TESTS: [&str; 4] = [
+const JAVASCRIPT_TESTS: [&str; 5] = [
     "flows.test.mjs",
     "bad_input.test.mjs",
     "templates.test.mjs",
     "volumes.test.mjs",
+    "cli.test.mjs",
 ];
 /// What has every test of theirs leave its marks in the gateway's log.
 const MARKS: &str = "api/marks.mjs";
@@ -260,7 +262,9 @@ impl Gateway {
 
     fn python(&self, context: &Context, task: &mut Task, clients: &Path) -> Result<Counts> {
         let mut command = self.of(Command::new(clients.join("python/bin/python")));
-        command.env("BASALT_E2B_WORLD", WORLD.join(","));
+        command
+            .env("BASALT_E2B_WORLD", WORLD.join(","))
+            .env("BASALT", context.release().join("basalt"));
         pytest(context, task, command, &TESTS)
     }
 

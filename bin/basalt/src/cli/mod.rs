@@ -68,6 +68,11 @@ pub(crate) struct Cli {
     #[arg(long, global = true, value_name = "LEVEL", default_value = "warn")]
     pub(crate) log_level: LogLevel,
 
+    /// The gateway whose sandboxes are meant, instead of this host's: https://api.DOMAIN, or http://127.0.0.1:PORT on its own machine; else
+    /// that of BASALT_HOST. Its key is in BASALT_API_KEY or E2B_API_KEY.
+    #[arg(long, global = true, value_name = "URL", value_hint = ValueHint::Url)]
+    pub(crate) host: Option<String>,
+
     /// What to do.
     #[command(subcommand)]
     pub(crate) verb: Verb,
@@ -81,7 +86,8 @@ Examples:
   basalt run python -- python3 -c 'print(6*7)'    run a command in a virtual machine of its own
   basalt run --rm -it python                      the image's own command, on this terminal
   basalt run -d --name cache redis                one that runs by itself
-  basalt exec -it cache sh                        a shell in it";
+  basalt exec -it cache sh                        a shell in it
+  basalt --host https://api.sb.example ps         what a gateway has for the key in BASALT_API_KEY";
 
 /// What to do.
 #[derive(Debug, Subcommand)]
@@ -280,6 +286,24 @@ impl Verb {
             | Self::Man { .. }
             | Self::Version => false,
         }
+    }
+}
+
+impl Verb {
+    /// It is about images, which are this host's, and no gateway's.
+    pub(crate) fn concerns_images(&self) -> bool {
+        matches!(
+            self,
+            Self::Images
+                | Self::Pull(_)
+                | Self::Push(_)
+                | Self::Tag(_)
+                | Self::Save(_)
+                | Self::Import(_)
+                | Self::Rmi(_)
+                | Self::Image(_)
+                | Self::System(_)
+        )
     }
 }
 

@@ -22,8 +22,7 @@ use crate::cli::CpArgs;
 use crate::interrupt::until_signal;
 use crate::output::Output;
 
-pub(crate) use ends::{End, parse};
-use ends::{Place, Source, There, place};
+pub(crate) use ends::{End, Place, Source, There, parse, place};
 
 /// How long an agent may say nothing.
 const SILENCE: Duration = Duration::from_secs(60);
@@ -139,7 +138,7 @@ fn there_in(agent: &mut Agent, path: &Path) -> Result<There> {
     })
 }
 
-fn there_here(path: &Path) -> Result<There> {
+pub(crate) fn there_here(path: &Path) -> Result<There> {
     match fs::metadata(path) {
         Ok(found) if found.is_dir() => Ok(There::Directory),
         Ok(_) => Ok(There::Other),

@@ -1,16 +1,10 @@
 //! A place with an image, assets and the program, and ways to run it: with pipes, and on a terminal.
 
-use std::fs::{self, File};
-use std::io::{Read, Write};
-use std::os::fd::AsFd;
-use std::os::unix::process::CommandExt;
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
-use rustix::termios::{Winsize, tcsetwinsize};
 use serde_json::json;
 
 #[path = "../support/mod.rs"]
@@ -19,10 +13,11 @@ mod support;
 #[path = "../support/registry.rs"]
 mod registry;
 
-pub(crate) use registry::{CREDENTIALS, Registry};
+#[path = "../support/program.rs"]
+mod program;
 
-/// More than any of these cases needs on a machine that does other things, too.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
+pub(crate) use program::{PATIENCE, Running, Terminal, text, wait_for};
+pub(crate) use registry::{CREDENTIALS, Registry};
 
 pub(crate) struct World {
     directory: tempfile::TempDir,
@@ -138,33 +133,9 @@ impl World {
 
     /// Starts a command in a sandbox on a new terminal of this size.
     pub(crate) fn start_on_terminal(&self, args: &[&str], rows: u16, cols: u16) -> Terminal {
-        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
-        grantpt(&master).unwrap();
-        unlockpt(&master).unwrap();
-        let slave = ioctl_tiocgptpeer(&master, OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
-        resize(&master, rows, cols);
         let mut command = self.command(&["run", "--rm", "--disk", "0", "-it"]);
-        command.args(args).env("TERM", "vt100");
-        command
-            .stdin(slave.try_clone().unwrap())
-            .stdout(slave.try_clone().unwrap())
-            .stderr(slave);
-        // SAFETY: the closure runs between fork and exec; both calls are async-signal-safe system calls.
-        unsafe {
-            command.pre_exec(|| {
-                rustix::process::setsid()?;
-                rustix::process::ioctl_tiocsctty(rustix::stdio::stdin())?;
-                Ok(())
-            });
-        }
-        let child = command.spawn().unwrap();
-        // The command holds the slave's descriptors; the terminal must hang up when the child has gone.
-        drop(command);
-        Terminal {
-            master: File::from(master),
-            seen: String::new(),
-            child: Running(child),
-        }
+        command.args(args);
+        Terminal::start(command, rows, cols)
     }
 }
 
@@ -223,117 +194,10 @@ fn directories(path: &Path) -> Vec<PathBuf> {
     entries.map(|entry| entry.path()).filter(|path| path.is_dir()).collect()
 }
 
-fn resize(master: impl AsFd, rows: u16, cols: u16) {
-    tcsetwinsize(
-        master,
-        Winsize {
-            ws_row: rows,
-            ws_col: cols,
-            ws_xpixel: 0,
-            ws_ypixel: 0,
-        },
-    )
-    .unwrap();
-}
-
-/// A `basalt run` in progress, killed if the test fails.
-pub(crate) struct Running(pub(crate) Child);
-
-impl Running {
-    /// Reads a line of its standard output, byte by byte: nothing is read ahead.
-    pub(crate) fn line(&mut self) -> String {
-        let mut line = Vec::new();
-        let out = self.0.stdout.as_mut().unwrap();
-        let mut byte = [0];
-        while out.read(&mut byte).unwrap() == 1 && byte[0] != b'\n' {
-            line.push(byte[0]);
-        }
-        String::from_utf8(line).unwrap()
-    }
-
-    pub(crate) fn signal(&self, signal: rustix::process::Signal) {
-        let pid = rustix::process::Pid::from_child(&self.0);
-        rustix::process::kill_process(pid, signal).unwrap();
-    }
-
-    /// Waits for the end; tells the exit code and what was written to standard error.
-    pub(crate) fn end(&mut self) -> (Option<i32>, String) {
-        let status = wait_for("the end of basalt run", || self.0.try_wait().unwrap());
-        let mut stderr = Vec::new();
-        if let Some(pipe) = &mut self.0.stderr {
-            pipe.read_to_end(&mut stderr).unwrap();
-        }
-        (status.code(), text(&stderr))
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        if self.0.try_wait().is_ok_and(|status| status.is_none()) {
-            self.0
-                .kill()
-                .and_then(|()| self.0.wait())
-                .expect("a child that can be killed");
-        }
-    }
-}
-
-/// A `basalt run` on a terminal.
-pub(crate) struct Terminal {
-    master: File,
-    seen: String,
-    pub(crate) child: Running,
-}
-
-impl Terminal {
-    pub(crate) fn type_in(&mut self, keys: &str) {
-        self.master.write_all(keys.as_bytes()).unwrap();
-    }
-
-    pub(crate) fn resize(&mut self, rows: u16, cols: u16) {
-        resize(&self.master, rows, cols);
-    }
-
-    /// Reads what the terminal shows until `wanted` is in it; forgets all up to its end.
-    pub(crate) fn expect(&mut self, wanted: &str) {
-        let mut buffer = [0; 4096];
-        loop {
-            if let Some(at) = self.seen.find(wanted) {
-                self.seen.drain(..at + wanted.len());
-                return;
-            }
-            let mut fds = [PollFd::new(&self.master, PollFlags::IN)];
-            let limit = Timespec::try_from(PATIENCE).unwrap();
-            assert!(
-                poll(&mut fds, Some(&limit)).unwrap() > 0,
-                "`{wanted}` did not come in time, but: {:?}",
-                self.seen
-            );
-            // A terminal whose other side is closed reads as EIO.
-            let got = self.master.read(&mut buffer).unwrap_or(0);
-            assert!(got > 0, "`{wanted}` did not come, but: {:?}", self.seen);
-            self.seen.push_str(&String::from_utf8_lossy(&buffer[..got]));
-        }
-    }
-}
-
 /// The process runs, and is no zombie.
 pub(crate) fn is_alive(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
-}
-
-/// Asks until there is an answer.
-#[track_caller]
-pub(crate) fn wait_for<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
-    let begun = Instant::now();
-    loop {
-        if let Some(answer) = ask() {
-            return answer;
-        }
-        assert!(begun.elapsed() < PATIENCE, "waited {PATIENCE:?} for {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 /// A verb that must be done; what it prints.
@@ -349,8 +213,4 @@ pub(crate) fn done(world: &World, words: &[&str]) -> String {
 pub(crate) fn json(world: &World, words: &[&str]) -> serde_json::Value {
     let words: Vec<&str> = ["--json"].iter().chain(words).copied().collect();
     serde_json::from_str(&done(world, &words)).unwrap()
-}
-
-pub(crate) fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
 }

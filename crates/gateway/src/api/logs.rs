@@ -27,17 +27,33 @@ const MOST_BYTES: u64 = 4 << 20;
 /// The most lines of an answer.
 const MOST_LINES: usize = 1000;
 
+/// Who has written all lines.
+const LOGGER: &str = "command";
+
 /// The longest line that is told.
 const MAX_LINE: usize = 16 << 10;
 
-/// A line.
+/// A line as clients of before take it.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub(crate) struct Log {
     /// When it was written.
     #[schema(format = DateTime)]
     timestamp: String,
-    /// The line.
+    /// A JSON object as text: `level`, `logger`, `message`, and `stream`. `e2b sandbox logs` reads it so.
     line: String,
+}
+
+impl Log {
+    fn new(entry: &LogEntry) -> Self {
+        let mut line = serde_json::json!({ "level": entry.level, "logger": LOGGER, "message": entry.message });
+        for (name, value) in &entry.fields {
+            line[*name] = serde_json::json!(value);
+        }
+        Self {
+            timestamp: entry.timestamp.clone(),
+            line: line.to_string(),
+        }
+    }
 }
 
 /// A line with what is known of it.
@@ -83,7 +99,7 @@ pub(crate) enum Direction {
 #[derive(Clone, Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Logs {
-    /// They as text.
+    /// They as clients of before take them.
     logs: Vec<Log>,
     /// The same with what is known of them.
     log_entries: Vec<LogEntry>,
@@ -209,12 +225,8 @@ pub(crate) async fn logs(
         .into_iter()
         .filter(|line| query.start.is_none_or(|start| line.ms() >= start));
     let log_entries: Vec<LogEntry> = later.take(limit(query.limit)).map(Line::entry).collect();
-    let log = |entry: &LogEntry| Log {
-        timestamp: entry.timestamp.clone(),
-        line: entry.message.clone(),
-    };
     Ok(Json(Logs {
-        logs: log_entries.iter().map(log).collect(),
+        logs: log_entries.iter().map(Log::new).collect(),
         log_entries,
     }))
 }

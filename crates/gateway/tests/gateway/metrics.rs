@@ -42,10 +42,12 @@ async fn metrics_and_logs_are_those_of_the_host() {
     assert_eq!(ids, [&runs]);
     bed.get("/sandboxes/metrics?sandbox_ids=").await.is(400);
     let logs = bed.get(&format!("/sandboxes/{runs}/logs")).await.is(200);
-    assert_eq!(
-        logs["logs"][0],
-        json!({"timestamp": "2025-11-21T07:38:47.000Z", "line": "hello"})
-    );
+    assert_eq!(logs["logs"][0]["timestamp"], json!("2025-11-21T07:38:47.000Z"));
+    // The line itself is JSON for E2B's command line.
+    let line: serde_json::Value = serde_json::from_str(logs["logs"][0]["line"].as_str().unwrap()).unwrap();
+    let expected = json!({"level": "info", "logger": "command", "message": "hello", "stream": "stdout"});
+    assert_eq!(line, expected);
+    assert_eq!(logs["logEntries"][0]["message"], json!("hello"));
     assert_eq!(logs["logEntries"][1]["level"], json!("error"));
     let logs = bed
         .get(&format!("/v2/sandboxes/{runs}/logs?direction=backward&limit=1"))

@@ -53,7 +53,14 @@ pub(super) fn tests(
         let counts = node(context, task, (command, directory), &["names.test.mjs"]);
         sum = add(sum, counts.with_context(|| format!("by names, {sdk}"))?);
     }
-    Ok(sum)
+    // E2B's command line by names.
+    let counts = node(
+        context,
+        task,
+        (told.command(&clients.join("node")), directory),
+        &["cli.test.mjs"],
+    );
+    Ok(add(sum, counts.context("by names, the command line")?))
 }
 
 impl Told {
