@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Command, CommandFactory};
 
-use crate::cli::{Cli, Verb};
+use crate::cli::{Cli, Verb, VolumeVerb};
 
 /// Flags that are about this program.
 const GLOBAL: [&str; 3] = ["json", "log_level", "host"];
@@ -41,6 +41,8 @@ fn taken(verb: &Verb) -> Option<&'static [&'static str]> {
         Verb::Logs(_) => &["follow", "tail", "timestamps", "sandbox"],
         Verb::Kill(_) | Verb::Inspect(_) => &["sandboxes"],
         Verb::Ps(_) => &["all", "label", "state", "quiet"],
+        Verb::Volume(VolumeVerb::Ls(_)) => &[],
+        Verb::Volume(VolumeVerb::Rm(_)) => &["names"],
         _ => return None,
     })
 }
@@ -53,16 +55,18 @@ pub(super) fn check(verb: &Verb, argv: &[OsString]) -> Result<()> {
     let Ok(matches) = command.clone().try_get_matches_from(argv) else {
         return Ok(());
     };
-    let Some((name, matches)) = matches.subcommand() else {
-        return Ok(());
-    };
-    let Some(command) = command.find_subcommand(name) else {
-        return Ok(());
-    };
+    let (mut command, mut matches, mut name) = (&command, &matches, String::new());
+    while let Some((word, below)) = matches.subcommand() {
+        let Some(found) = command.find_subcommand(word) else {
+            return Ok(());
+        };
+        (command, matches) = (found, below);
+        name = format!("{name} {word}");
+    }
     match given(command, matches).find(|id| !taken.contains(&id.as_str()) && !GLOBAL.contains(&id.as_str())) {
         None => Ok(()),
         Some(id) => bail!(
-            "--{} of `basalt {name}` cannot be had over --host: {}",
+            "--{} of `basalt{name}` cannot be had over --host: {}",
             id.replace('_', "-"),
             match id.as_str() {
                 "memory" | "cpus" | "disk" | "class" | "network" | "entrypoint" =>
@@ -70,6 +74,7 @@ pub(super) fn check(verb: &Verb, argv: &[OsString]) -> Result<()> {
                 "publish" => "ports are asked for at the gateway (docs/gateway.md#where-a-request-goes)",
                 "signal" =>
                     "sandboxes there have no command of their own that could get it; `basalt exec SANDBOX kill` sends one to a process",
+                "tenant" | "tenants" => "volumes there are those of the key's own tenant",
                 "show_secrets" => "environment variables are never told there",
                 _ => "leave it out, or use `basalt` on the gateway's own machine",
             }

@@ -99,8 +99,8 @@ pub(crate) fn verb(verb: &Verb, url: &str, argv: &[OsString], output: &Output) -
         Verb::Template(TemplateVerb::Ls) => saved::templates(&remote),
         Verb::Template(TemplateVerb::Rm(args)) => saved::remove_templates(&remote, &args.templates),
         Verb::Volume(VolumeVerb::Create(args)) => volumes::create(&remote, &args.names),
-        Verb::Volume(VolumeVerb::Ls) => volumes::list(&remote),
-        Verb::Volume(VolumeVerb::Rm(args)) => volumes::remove(&remote, &args.names),
+        Verb::Volume(VolumeVerb::Ls(_)) => volumes::list(&remote),
+        Verb::Volume(VolumeVerb::Rm(args)) => volumes::remove(&remote, &args.volumes.names),
         other => bail!("the verb {other:?} is not handled: this is a bug of basalt, please report it"),
     }
 }

@@ -319,6 +319,12 @@ fn volumes_networks_templates_and_figures() {
     assert_eq!(used[0]["name"], "web");
     assert!(used[0]["memory_limit"].as_u64().unwrap() > 0, "{used}");
     world.done(&["rm", "-f", "web"]);
+    world.fails(
+        &["volume", "rm", "--tenant", "x", "data"],
+        1,
+        &["--tenant", "over --host"],
+    );
+    world.fails(&["volume", "ls", "--tenants"], 1, &["--tenants", "over --host"]);
     assert_eq!(world.done(&["volume", "rm", "data"]), "data\n");
 }
 
