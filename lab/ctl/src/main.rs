@@ -29,7 +29,7 @@ use clap::{Args, Parser, Subcommand};
 use serde_json::json;
 
 use emulator::{Iommu, Machine};
-use parts::HostKernel;
+use parts::{Emulator, HostKernel};
 use progress::Progress;
 use state::{Lab, State};
 
@@ -197,6 +197,9 @@ struct Up {
     /// Kernel of the lab's host
     #[arg(long, env = "BASALT_LAB_KERNEL", value_name = "KERNEL", default_value = "default")]
     kernel: HostKernel,
+    /// QEMU that emulates the lab
+    #[arg(long, env = "BASALT_LAB_EMULATOR", value_name = "EMULATOR", default_value = "default")]
+    emulator: Emulator,
     /// IOMMU of the lab [default: intel, and amd with the newer kernel]
     #[arg(long, env = "BASALT_LAB_IOMMU", value_name = "VENDOR")]
     iommu: Option<Iommu>,
@@ -396,6 +399,7 @@ fn up(state: &State, options: &Up) -> Result<u8> {
             kernel_args: options.kernel_args.clone(),
         },
         kernel: options.kernel,
+        emulator: options.emulator,
         port: options.port,
         fresh: options.fresh || options.renew,
         timeout: Duration::from_secs(options.timeout),

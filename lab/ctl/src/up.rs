@@ -17,7 +17,7 @@ use lab_init::contract::TOKEN_FILE;
 
 use crate::console::{Console, Event};
 use crate::emulator::{self, Machine};
-use crate::parts::{HostKernel, Parts};
+use crate::parts::{Emulator, HostKernel, Parts};
 use crate::progress::Progress;
 use crate::remote;
 use crate::standstill;
@@ -42,6 +42,7 @@ const PORT_ATTEMPTS: u32 = 5;
 pub(crate) struct Wish {
     pub(crate) machine: Machine,
     pub(crate) kernel: HostKernel,
+    pub(crate) emulator: Emulator,
     /// A port to use; any free one if `None`.
     pub(crate) port: Option<u16>,
     /// Whether a lab that was made of other parts is to be replaced.
@@ -76,7 +77,7 @@ pub(crate) fn up(state: &State, cache: &Path, wish: &Wish, progress: &mut Progre
     }
     if let Some(lab) = state.running()? {
         // Where the parts cannot be found, the lab that runs is the best there is.
-        let current = Parts::find(cache, wish.kernel)
+        let current = Parts::find(cache, wish.kernel, wish.emulator)
             .and_then(|parts| parts.fingerprint())
             .unwrap_or_else(|_| lab.made_of.clone());
         if current == lab.made_of {
@@ -97,7 +98,7 @@ pub(crate) fn up(state: &State, cache: &Path, wish: &Wish, progress: &mut Progre
     // An emulator whose starter was killed before it wrote lab.json is not a lab: nobody knows how far it is.
     state.kill_emulator()?;
     state.clean()?;
-    let parts = Parts::find(cache, wish.kernel)?;
+    let parts = Parts::find(cache, wish.kernel, wish.emulator)?;
     check_space(state.directory())?;
     emulator::make_disks(state)?;
     match start(state, &parts, wish, &signals, progress) {

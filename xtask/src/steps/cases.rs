@@ -38,14 +38,24 @@ pub(crate) fn cases() -> Step {
 
 /// Those of a host with a newer kernel, in a lab of its own, which ends with them.
 pub(crate) fn newer_cases() -> Step {
-    Step::new("newer-cases", |context, task| {
-        let up = sandbox::another_host(context, task, Lab::Newer);
-        let ran = up.and_then(|()| Site::Newer.run_all(context, task));
-        let down = sandbox::take_down(context, task, Lab::Newer);
+    in_own_lab("newer-cases", Site::Newer)
+        .hint("the case's console log is named above; `cargo xtask long --only newer-cases` repeats the cases")
+}
+
+/// The same as `cases`, in the emulator that is compiled here.
+pub(crate) fn fast_cases() -> Step {
+    in_own_lab("fast-cases", Site::Fast)
+        .hint("the case's console log is named above; `cargo xtask long --only fast-cases` repeats the cases")
+}
+
+fn in_own_lab(name: &'static str, site: Site) -> Step {
+    Step::new(name, move |context, task| {
+        let up = sandbox::another_host(context, task, site.lab());
+        let ran = up.and_then(|()| site.run_all(context, task));
+        let down = sandbox::take_down(context, task, site.lab());
         ran.and_then(|report| down.map(|()| report))
     })
     .plan(only_with_a_lab)
-    .hint("the case's console log is named above; `cargo xtask long --only newer-cases` repeats the cases")
 }
 
 /// Where cases run, and which.
@@ -54,6 +64,7 @@ enum Site {
     /// In the lab, or right here where there is hardware virtualization.
     Default,
     Newer,
+    Fast,
 }
 
 impl Site {
@@ -61,13 +72,14 @@ impl Site {
         match self {
             Self::Default => Lab::Default,
             Self::Newer => Lab::Newer,
+            Self::Fast => Lab::Fast,
         }
     }
 
     /// How the runner is told of them.
     fn list(self) -> &'static [&'static str] {
         match self {
-            Self::Default => &[],
+            Self::Default | Self::Fast => &[],
             Self::Newer => &["--newer"],
         }
     }

@@ -65,6 +65,10 @@ const LAB_HOST: Recipe = Recipe {
     name: "lab-host",
     dir: "lab/host",
 };
+const FAST_EMULATOR: Recipe = Recipe {
+    name: "fast-emulator",
+    dir: "lab/fast-emulator",
+};
 const NEWER_EMULATOR: Recipe = Recipe {
     name: "newer-emulator",
     dir: "lab/newer-emulator",
@@ -198,6 +202,10 @@ pub(crate) fn long() -> Vec<Step> {
     steps.push(in_lab(NEWER_EMULATOR));
     let newer = ["first-sandbox", "newer-kernel", "newer-emulator"];
     steps.push(cases::newer_cases().after(&newer).follows(&["code-interpreter"]));
+    steps.push(in_lab(FAST_EMULATOR));
+    steps.push(package::packages_for_tests().after(&["assets"]));
+    let fast = ["first-sandbox", "fast-emulator", "module", "package"];
+    steps.push(cases::fast_cases().after(&fast).follows(&["newer-cases"]));
     steps
 }
 

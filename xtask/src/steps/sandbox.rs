@@ -37,6 +37,8 @@ pub(crate) enum Lab {
     Default,
     /// One whose host has the newer kernel (lab/newer-kernel), in a newer emulator, beside the other.
     Newer,
+    /// One whose emulator is compiled here (lab/fast-emulator), beside the other.
+    Fast,
     /// One that is killed, stopped and ended over and over, beside the one in which cases run.
     Ended,
 }
@@ -49,6 +51,10 @@ impl Lab {
             Self::Newer => {
                 command.env("BASALT_LAB_STATE", context.cache.join("lab-newer"));
                 command.env("BASALT_LAB_KERNEL", "newer");
+            }
+            Self::Fast => {
+                command.env("BASALT_LAB_STATE", context.cache.join("lab-fast"));
+                command.env("BASALT_LAB_EMULATOR", "fast");
             }
             Self::Ended => {
                 command.env("BASALT_LAB_STATE", context.cache.join("lab-ended"));

@@ -1,0 +1,9 @@
+# The devices of the lab's machine (lab/ctl/src/emulator.rs).
+CONFIG_Q35=y
+CONFIG_VIRTIO_PCI=y
+CONFIG_VIRTIO_BLK=y
+CONFIG_VIRTIO_NET=y
+CONFIG_NVME_PCI=y
+CONFIG_VTD=y
+CONFIG_EDU=y
+CONFIG_SERIAL_ISA=y
