@@ -198,7 +198,12 @@ struct Up {
     #[arg(long, env = "BASALT_LAB_KERNEL", value_name = "KERNEL", default_value = "default")]
     kernel: HostKernel,
     /// QEMU that emulates the lab
-    #[arg(long, env = "BASALT_LAB_EMULATOR", value_name = "EMULATOR", default_value = "default")]
+    #[arg(
+        long,
+        env = "BASALT_LAB_EMULATOR",
+        value_name = "EMULATOR",
+        default_value = "default"
+    )]
     emulator: Emulator,
     /// IOMMU of the lab [default: intel, and amd with the newer kernel]
     #[arg(long, env = "BASALT_LAB_IOMMU", value_name = "VENDOR")]
