@@ -372,7 +372,8 @@ impl TenantVolumes {
     /// Unmounts one that takes no changes any more, as its host had no space for some, if nobody has it open and there is space; whether it
     /// did. Its journal has what it needs to be whole again when it is mounted.
     fn let_go(&self, place: &Path) -> bool {
-        if !is_stuck(place) || !has_room(&self.directory) {
+        // Where there is none, looking would itself write what the host cannot take.
+        if !has_room(&self.directory) || !is_stuck(place) {
             return false;
         }
         match unmount(place.join(MOUNT), UnmountFlags::empty()) {

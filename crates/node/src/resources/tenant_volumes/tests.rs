@@ -213,25 +213,49 @@ fn a_volume_has_its_own_size_and_is_mounted_when_it_is_needed() {
     assert_eq!(kind_of(asked(made.created_ns)), ErrorKind::NotFound);
 }
 
+/// A host that has no more than so much, until it is made larger; unmounted also if a test fails.
+struct SmallHost<'b> {
+    bed: &'b Bed,
+    disk: PathBuf,
+}
+
+impl<'b> SmallHost<'b> {
+    fn new(bed: &'b Bed) -> Self {
+        let disk = bed.at("");
+        fs::create_dir_all(&disk).unwrap();
+        let (flags, size) = (rustix::mount::MountFlags::empty(), Some(c"size=24m"));
+        rustix::mount::mount("none", &disk, c"tmpfs", flags, size).unwrap();
+        Self { bed, disk }
+    }
+
+    fn grow(&self) {
+        let flags = rustix::mount::MountFlags::empty();
+        rustix::mount::mount_remount(&self.disk, flags, c"size=200m").unwrap();
+    }
+}
+
+impl Drop for SmallHost<'_> {
+    fn drop(&mut self) {
+        self.bed.open().take_away(&Sandboxes::default());
+        // While a test fails that is not what is wrong.
+        let unmounted = unmount(&self.disk, UnmountFlags::DETACH);
+        assert!(unmounted.is_ok() || std::thread::panicking(), "{unmounted:?}");
+    }
+}
+
 /// Sizes may be promised that the disk has not.
 #[test]
 fn where_the_disk_is_full_writes_fail_and_what_was_there_stays() {
-    use rustix::mount::{MountFlags, mount};
     if !can_mount() {
         return;
     }
     let bed = Bed::new();
-    let disk = bed.at("");
-    fs::create_dir_all(&disk).unwrap();
-    mount("none", &disk, c"tmpfs", MountFlags::empty(), Some(c"size=24m")).unwrap();
+    let _host = SmallHost::new(&bed);
     let volumes = bed.open();
     volumes.make("acme", "data", ByteSize::mib(64), at_most(9)).unwrap();
     write(&volumes, &bed.sandboxes, "/a", b"one").unwrap();
     let full = write(&volumes, &bed.sandboxes, "/big", &vec![1; 40 << 20]);
     let names = names(&volumes, &bed.sandboxes);
-    volumes.take_away(&bed.sandboxes);
-    drop(volumes);
-    unmount(&disk, UnmountFlags::DETACH).unwrap();
     assert!(full.is_err(), "more was written than there is room for");
     assert!(names.contains(&"a".to_owned()), "{names:?}");
 }
@@ -239,14 +263,11 @@ fn where_the_disk_is_full_writes_fail_and_what_was_there_stays() {
 /// What the host cannot take ends the file system's journal: then it takes nothing more, whatever becomes of the host's space.
 #[test]
 fn one_whose_host_was_full_is_made_whole_when_nobody_has_it_open() {
-    use rustix::mount::{MountFlags, mount, mount_remount};
     if !can_mount() {
         return;
     }
     let bed = Bed::new();
-    let disk = bed.at("");
-    fs::create_dir_all(&disk).unwrap();
-    mount("none", &disk, c"tmpfs", MountFlags::empty(), Some(c"size=24m")).unwrap();
+    let host = SmallHost::new(&bed);
     let volumes = bed.open();
     volumes.make("acme", "data", ByteSize::mib(64), at_most(9)).unwrap();
     let fill = |path: &str| {
@@ -279,7 +300,7 @@ fn one_whose_host_was_full_is_made_whole_when_nobody_has_it_open() {
     let refused = make("/x").unwrap_err();
     assert!(refused.to_string().contains("its host had no space"), "{refused}");
     assert_eq!(refused.for_api().kind, ErrorKind::Conflict);
-    mount_remount(&disk, MountFlags::empty(), c"size=200m").unwrap();
+    host.grow();
     let sandbox = File::open(place.join("mount/root/a")).unwrap();
     assert!(make("/x").is_err(), "somebody has it open");
     assert!(names(&volumes, &bed.sandboxes).contains(&"a".to_owned()));
@@ -293,8 +314,6 @@ fn one_whose_host_was_full_is_made_whole_when_nobody_has_it_open() {
         .arg(place.join(DISK))
         .output()
         .unwrap();
-    drop(volumes);
-    unmount(&disk, UnmountFlags::DETACH).unwrap();
     assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stdout));
 }
 
@@ -328,4 +347,26 @@ fn a_damaged_one_is_told_and_stays() {
     assert!(error.to_string().contains("cannot be mounted"), "{error}");
     assert!(error.to_string().contains("e2fsck"), "{error}");
     assert!(bed.at("t-acme/data/disk").exists());
+}
+
+/// Whoever only reads may not have the file system written to that the host has no space for.
+#[test]
+fn nothing_is_written_to_see_whether_one_takes_changes_while_its_host_is_full() {
+    if !can_mount() {
+        return;
+    }
+    let bed = Bed::new();
+    let host = SmallHost::new(&bed);
+    let volumes = bed.open();
+    volumes.make("acme", "data", ByteSize::mib(64), at_most(9)).unwrap();
+    write(&volumes, &bed.sandboxes, "/a", b"one").unwrap();
+    let changed = || fs::metadata(bed.at("t-acme/data/mount")).unwrap().modified().unwrap();
+    let before = changed();
+    fs::write(bed.at("filler"), vec![1; 12 << 20]).unwrap();
+    assert!(!has_room(&bed.at("")));
+    assert_eq!(names(&volumes, &bed.sandboxes), ["a"]);
+    assert_eq!(changed(), before);
+    host.grow();
+    assert_eq!(names(&volumes, &bed.sandboxes), ["a"]);
+    assert!(changed() > before, "it was not looked at where there is room");
 }
