@@ -45,7 +45,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use crate::cli::{Cli, ImageVerb, LogLevel, SnapshotVerb, SystemVerb, TemplateVerb, Verb};
+use crate::cli::{Cli, Concern, ImageVerb, LogLevel, SnapshotVerb, SystemVerb, TemplateVerb, Verb};
 use crate::interrupt::Interrupted;
 use crate::output::Output;
 use crate::site::Site;
@@ -90,12 +90,13 @@ fn main() -> ExitCode {
 fn carry_out(cli: Cli, argv: &[OsString], output: &Output) -> anyhow::Result<u8> {
     let named = site::gateway(cli.host.as_deref());
     match cli.verb {
-        verb if verb.concerns_sandboxes() || (named.is_some() && verb.concerns_images()) => match Site::resolve(named)?
-        {
-            Site::Local => here(verb, output),
-            Site::Lab { why } => in_lab(verb, &why, (cli.log_level, argv), output),
-            Site::Gateway { url } => gateway::verb(&verb, &url, argv, output),
-        },
+        verb if verb.concern() == Concern::Sandboxes || (named.is_some() && verb.concern() == Concern::Images) => {
+            match Site::resolve(named)? {
+                Site::Local => here(verb, output),
+                Site::Lab { why } => in_lab(verb, &why, (cli.log_level, argv), output),
+                Site::Gateway { url } => gateway::verb(&verb, &url, argv, output),
+            }
+        }
         Verb::Published => published::published(),
         Verb::AgentStream(args) => exec::stream(&args.one.sandbox),
         Verb::Images => images::list(output),

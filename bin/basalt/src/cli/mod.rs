@@ -235,8 +235,8 @@ impl Verb {
         }
     }
 
-    /// It is about sandboxes, and so belongs where they are.
-    pub(crate) fn concerns_sandboxes(&self) -> bool {
+    /// What it is about.
+    pub(crate) fn concern(&self) -> Concern {
         match self {
             Self::Run(_)
             | Self::Exec(_)
@@ -267,10 +267,8 @@ impl Verb {
             | Self::Move(_)
             | Self::Update(_)
             | Self::Network(_)
-            | Self::Daemon(_) => true,
-            Self::AgentStream(_)
-            | Self::Published
-            | Self::Images
+            | Self::Daemon(_) => Concern::Sandboxes,
+            Self::Images
             | Self::Pull(_)
             | Self::Push(_)
             | Self::Tag(_)
@@ -278,33 +276,28 @@ impl Verb {
             | Self::Import(_)
             | Self::Rmi(_)
             | Self::Image(_)
-            | Self::System(_)
+            | Self::System(_) => Concern::Images,
+            Self::AgentStream(_)
+            | Self::Published
             | Self::Doctor
             | Self::Lab(_)
             | Self::Env(_)
             | Self::Completion { .. }
             | Self::Man { .. }
-            | Self::Version => false,
+            | Self::Version => Concern::ThisMachine,
         }
     }
 }
 
-impl Verb {
-    /// It is about images, which are this host's, and no gateway's.
-    pub(crate) fn concerns_images(&self) -> bool {
-        matches!(
-            self,
-            Self::Images
-                | Self::Pull(_)
-                | Self::Push(_)
-                | Self::Tag(_)
-                | Self::Save(_)
-                | Self::Import(_)
-                | Self::Rmi(_)
-                | Self::Image(_)
-                | Self::System(_)
-        )
-    }
+/// What a verb is about, and so where it is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Concern {
+    /// Sandboxes: where they are.
+    Sandboxes,
+    /// Images: this host's, and no gateway's.
+    Images,
+    /// This machine, or this program.
+    ThisMachine,
 }
 
 const DOCTOR_HELP: &str = "\

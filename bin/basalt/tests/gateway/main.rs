@@ -12,12 +12,14 @@ mod files;
 mod serving;
 mod world;
 
+#[path = "../support/harness.rs"]
+mod harness;
 #[path = "../support/program.rs"]
 mod program;
 
-use std::io::Write;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
+
+use harness::say;
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -25,38 +27,5 @@ fn main() -> ExitCode {
         serving::serve(arguments[at + 1].as_ref());
         return ExitCode::SUCCESS;
     }
-    let exact = arguments.iter().any(|argument| argument == "--exact");
-    let filters: Vec<&String> = arguments.iter().filter(|argument| !argument.starts_with('-')).collect();
-    let is_asked_for = |name: &str| match exact {
-        true => filters.iter().any(|filter| name == *filter),
-        false => filters.iter().any(|filter| name.contains(filter.as_str())),
-    };
-    let (mut passed, mut failed, mut filtered) = (0, Vec::new(), 0);
-    for (name, case) in [cases::CASES, files::CASES, failures::CASES].concat() {
-        if !filters.is_empty() && !is_asked_for(name) {
-            filtered += 1;
-            continue;
-        }
-        match catch_unwind(AssertUnwindSafe(case)) {
-            Ok(()) => passed += 1,
-            Err(_) => failed.push(name),
-        }
-        let word = if failed.last() == Some(&name) { "FAILED" } else { "ok" };
-        say(&format!("test {name} ... {word}"));
-    }
-    let word = if failed.is_empty() { "ok" } else { "FAILED" };
-    // As the standard harness says it, so that whoever adds up tests need not know this one.
-    say(&format!(
-        "\ntest result: {word}. {passed} passed; {} failed; 0 ignored; 0 measured; {filtered} filtered out",
-        failed.len()
-    ));
-    if failed.is_empty() {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    }
-}
-
-pub(crate) fn say(line: &str) {
-    writeln!(std::io::stdout(), "{line}").expect("standard output");
+    harness::run([cases::CASES, files::CASES, failures::CASES].concat(), &arguments)
 }

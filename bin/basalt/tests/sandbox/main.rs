@@ -36,9 +36,12 @@ mod transfer_registry;
 mod transfer_templates;
 mod world;
 
-use std::io::Write;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+#[path = "../support/harness.rs"]
+mod harness;
+
 use std::process::ExitCode;
+
+use harness::say;
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -49,40 +52,5 @@ fn main() -> ExitCode {
     if arguments.iter().any(|argument| argument == "--state") {
         return daemon::serve(&arguments);
     }
-    let exact = arguments.iter().any(|argument| argument == "--exact");
-    let filters: Vec<&String> = arguments.iter().filter(|argument| !argument.starts_with('-')).collect();
-    let is_asked_for = |name: &str| match exact {
-        true => filters.iter().any(|filter| name == *filter),
-        false => filters.iter().any(|filter| name.contains(filter.as_str())),
-    };
-    let (mut passed, mut failed, mut filtered) = (0, Vec::new(), 0);
-    for (name, case) in cases::all() {
-        if !filters.is_empty() && !is_asked_for(name) {
-            filtered += 1;
-            continue;
-        }
-        match catch_unwind(AssertUnwindSafe(case)) {
-            Ok(()) => passed += 1,
-            Err(_) => failed.push(name),
-        }
-        say(&format!(
-            "test {name} ... {}",
-            if failed.last() == Some(&name) { "FAILED" } else { "ok" }
-        ));
-    }
-    let word = if failed.is_empty() { "ok" } else { "FAILED" };
-    // As the standard harness says it, so that whoever adds up tests need not know this one.
-    say(&format!(
-        "\ntest result: {word}. {passed} passed; {} failed; 0 ignored; 0 measured; {filtered} filtered out",
-        failed.len()
-    ));
-    if failed.is_empty() {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    }
-}
-
-pub(crate) fn say(line: &str) {
-    writeln!(std::io::stdout(), "{line}").expect("standard output");
+    harness::run(cases::all(), &arguments)
 }

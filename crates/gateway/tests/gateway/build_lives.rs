@@ -69,27 +69,40 @@ async fn a_build_that_takes_too_long_is_ended() {
     );
 }
 
+/// A build whose only step waits until it may go on.
+struct Held {
+    place: tempfile::TempDir,
+}
+
+impl Held {
+    /// It is at work.
+    async fn start(bed: &Bed, (template, build): (&str, &str)) -> Self {
+        let place = tempfile::tempdir().unwrap();
+        let go_on = path(place.path(), GO_ON);
+        let waits = run(&format!("while [ ! -e {go_on} ]; do sleep 0.05; done"));
+        start(bed, template, build, json!({"fromImage": "python:3", "steps": [waits]})).await;
+        until("its sandbox", async || !bed.node.sandboxes().is_empty()).await;
+        Self { place }
+    }
+
+    fn go_on(&self) {
+        std::fs::write(path(self.place.path(), GO_ON), "").unwrap();
+    }
+}
+
+const GO_ON: &str = "go-on";
+
 #[tokio::test]
 async fn builds_wait_for_their_turn() {
     let bed = Bed::with_builds(LimitsConfig::default(), |builds| builds.per_tenant = 1);
     let (template, first) = requested(&bed, json!({"name": "web"})).await;
     let (_, second) = requested(&bed, json!({"name": "web"})).await;
-    let place = tempfile::tempdir().unwrap();
-    let go_on = path(place.path(), "go-on");
-    let waits = run(&format!("while [ ! -e {go_on} ]; do sleep 0.05; done"));
-    start(
-        &bed,
-        &template,
-        &first,
-        json!({"fromImage": "python:3", "steps": [waits]}),
-    )
-    .await;
-    until("its sandbox", async || !bed.node.sandboxes().is_empty()).await;
+    let work = Held::start(&bed, (&template, &first)).await;
     start(&bed, &template, &second, json!({"fromImage": "python:3"})).await;
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert_eq!(lines(&status(&bed, &template, &second).await), ["waiting for a turn"]);
     assert_eq!(bed.node.sandboxes().len(), 1);
-    std::fs::write(go_on, "").unwrap();
+    work.go_on();
     for build in [first, second] {
         assert_eq!(ended(&bed, &template, &build).await["status"], "ready");
     }
@@ -99,18 +112,8 @@ async fn builds_wait_for_their_turn() {
 #[tokio::test]
 async fn a_build_that_waits_is_ended_with_its_template() {
     let bed = Bed::with_builds(LimitsConfig::default(), |builds| builds.per_tenant = 1);
-    let place = tempfile::tempdir().unwrap();
-    let go_on = path(place.path(), "go-on");
-    let waits = run(&format!("while [ ! -e {go_on} ]; do sleep 0.05; done"));
     let (template, first) = requested(&bed, json!({"name": "web"})).await;
-    start(
-        &bed,
-        &template,
-        &first,
-        json!({"fromImage": "python:3", "steps": [waits]}),
-    )
-    .await;
-    until("its sandbox", async || !bed.node.sandboxes().is_empty()).await;
+    let work = Held::start(&bed, (&template, &first)).await;
     let (second, its) = requested(&bed, json!({"name": "next"})).await;
     let (third, others) = requested(&bed, json!({"name": "last"})).await;
     for (template, build) in [(&second, &its), (&third, &others)] {
@@ -122,7 +125,7 @@ async fn a_build_that_waits_is_ended_with_its_template() {
     })
     .await;
     bed.ask("DELETE", "/templates/next", Value::Null).await.is(204);
-    std::fs::write(go_on, "").unwrap();
+    work.go_on();
     for (template, build) in [(&template, &first), (&third, &others)] {
         let end = ended(&bed, template, build).await;
         assert_eq!(end["status"], "ready", "{end:#}");
