@@ -36,7 +36,17 @@ impl Running {
         let mut line = Vec::new();
         let out = self.0.stdout.as_mut().unwrap();
         let mut byte = [0];
-        while out.read(&mut byte).unwrap() == 1 && byte[0] != b'\n' {
+        loop {
+            let mut fds = [PollFd::new(&*out, PollFlags::IN)];
+            let limit = Timespec::try_from(PATIENCE).unwrap();
+            assert!(
+                poll(&mut fds, Some(&limit)).unwrap() > 0,
+                "no line came in time, but: {:?}",
+                text(&line)
+            );
+            if out.read(&mut byte).unwrap() == 0 || byte[0] == b'\n' {
+                break;
+            }
             line.push(byte[0]);
         }
         String::from_utf8(line).unwrap()
