@@ -1,4 +1,4 @@
-//! The step `e2b`: the SDKs of E2B, unmodified, against the gateway and the daemon of the lab. Serves the gateway there, leads ports of this
+//! The step `e2b`: the SDKs of E2B, unmodified, against the gateway and the daemon of a lab. Serves the gateway there, leads ports of this
 //! machine to it, builds the template `base`, and runs what is in tests/e2b: by addresses, and by names alone ([`names`]). Knows no endpoint.
 
 pub(super) mod interpreter;
@@ -15,10 +15,10 @@ use serde_json::Value;
 
 use super::e2b_api;
 use super::node_tests;
-use super::sandbox::{basalt, lab_command, only_with_a_lab};
+use super::sandbox::{self, Lab, basalt, lab_command_in, only_with_a_lab};
 use crate::context::Context;
 use crate::recipe::Recipe;
-use crate::runner::task::end_group;
+use crate::runner::task::{cpu_seconds, end_group};
 use crate::runner::{Counts, Step, Task};
 
 /// The clients.
@@ -27,6 +27,8 @@ pub(crate) const CLIENTS: Recipe = Recipe {
     dir: "tests/e2b/clients",
 };
 
+/// Where the gateway is.
+const LAB: Lab = Lab::Sdks;
 /// The gateway's ports of the lab, without TLS and with it, and its directory there.
 const PORT: u16 = 3000;
 const TLS_PORT: u16 = 3443;
@@ -91,17 +93,35 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// The step.
 pub(crate) fn e2b() -> Step {
     Step::new("e2b", |context, task| {
-        build_base(context, task)?;
-        let gateway = Gateway::start(context, task)?;
-        let before = descriptors(context, task)?;
-        let counts = gateway.tests(context, task)?;
-        settle(context, task, before)?;
-        e2b_api::check_table(context, task, &gateway.log)?;
+        let counts = in_lab(context, task, |task| {
+            build_base(context, task)?;
+            let gateway = Gateway::start(context, task)?;
+            let before = descriptors(context, task)?;
+            let counts = gateway.tests(context, task)?;
+            settle(context, task, before)?;
+            e2b_api::check_table(context, task, &gateway.log)?;
+            Ok(counts)
+        })?;
         Ok(counts.into())
     })
     .plan(only_with_a_lab)
     .check()
     .hint("`cargo xtask test --only e2b` repeats it; the log has what the gateway says")
+}
+
+/// Does something in the lab of the SDKs, which is there for as long as that takes; its emulator's processor time counts as the step's.
+fn in_lab<T>(context: &Context, task: &mut Task, what: impl FnOnce(&mut Task) -> Result<T>) -> Result<T> {
+    sandbox::another_host(context, task, LAB)?;
+    let emulator = sandbox::emulator(context, task, LAB)?;
+    let done = what(task);
+    task.add_cpu(cpu_seconds(emulator).unwrap_or_default());
+    let down = sandbox::take_down(context, task, LAB);
+    done.and_then(|done| down.map(|()| done))
+}
+
+/// A command of the lab's program, for that lab.
+fn lab_command(context: &Context, words: &[&str]) -> Command {
+    lab_command_in(context, LAB, words)
 }
 
 /// The template that the SDKs ask for, and the name of its image, which tenants build on: images come to the lab without theirs.
@@ -110,7 +130,7 @@ fn build_base(context: &Context, task: &mut Task) -> Result<()> {
         "template", "build", "--json", "--name", "base", "--memory", "160m", "--disk", "2g", "--from", "base",
     ];
     let made = task
-        .run_within(&mut basalt(context, &words), BUILD_LIMIT)?
+        .run_within(&mut LAB.of(context, basalt(context, &words)), BUILD_LIMIT)?
         .out
         .join("\n");
     let made: Value = serde_json::from_str(&made).with_context(|| format!("no template in `{made}`"))?;

@@ -222,7 +222,7 @@ pub(crate) fn test() -> Vec<Step> {
     // they wait for the same build directory's lock.
     let clippy = checks::clippy().after(&["rust-components"]).in_background();
     let built = unit::build().after(&["apt-packages"]).follows(&["clippy"]);
-    steps.extend([clippy, built.in_background(), deny::deny()]);
+    steps.extend([clippy, built.in_background(), deny::deny().in_background()]);
     let images = [REDIS, NODE, BASE].map(|image| recipe(image, HINT_IMAGE));
     steps.extend(images.map(|step| step.after(&["apt-packages"])));
     let clients = [e2b::CLIENTS, e2b_api::SCHEMATHESIS, ui::CLIENT].map(|client| recipe(client, HINT_SDKS));
@@ -246,7 +246,7 @@ pub(crate) fn test() -> Vec<Step> {
     steps.push(sandbox::other_images().check().after(&["first-sandbox"]));
     // Not beside what takes all processors: cases have time limits. The emulator takes one of two, and the other is for the tests,
     // at the lowest priority, and for their build where that has not ended yet.
-    let before = ["other-images", "module-package", "deny"];
+    let before = ["other-images", "module-package"];
     steps.push(
         cases::cases()
             .after(&["first-sandbox", "package", "module"])
@@ -275,13 +275,13 @@ pub(crate) fn test() -> Vec<Step> {
     // Beside what is left for the lab, but for the audit, which runs cases.
     steps.push(checks::docs().after(&["first-sandbox"]).follows(&["cases"]));
     steps.push(lab_site::lab_site().after(&["first-sandbox"]).follows(&["docs"]));
-    let sdks = e2b::e2b().after(&["first-sandbox", "e2b-clients", "import-base"]);
-    steps.push(sdks.follows(&["lab-site"]));
     let audit = tests::audit().after(&["first-sandbox"]);
-    steps.push(audit.follows(&["e2b"]).follows(&tested));
-    // These end a lab of their own, beside the cases: no processor is left for that before.
+    steps.push(audit.follows(&["lab-site"]).follows(&tested));
+    // In labs of their own, one after another, beside the cases: no processor is left for that before.
+    let sdks = e2b::e2b().after(&["first-sandbox", "e2b-clients", "import-base"]);
+    steps.push(sdks.follows(&before).follows(&["package"]));
     let killed = lab_killed::lab_killed().check().after(&["first-sandbox"]);
-    steps.push(killed.follows(&before).follows(&["package"]));
+    steps.push(killed.follows(&["e2b"]));
     let ends = host_ends::host_ends().check();
     steps.push(ends.after(&["first-sandbox", "module"]).follows(&["lab-killed"]));
     steps

@@ -39,6 +39,8 @@ pub(crate) enum Lab {
     Newer,
     /// One whose emulator is compiled here (lab/fast-emulator), beside the other.
     Fast,
+    /// One for the SDKs of E2B, beside the one in which cases run: each emulator takes about one processor.
+    Sdks,
     /// One that is killed, stopped and ended over and over, beside the one in which cases run.
     Ended,
 }
@@ -55,6 +57,9 @@ impl Lab {
             Self::Fast => {
                 command.env("BASALT_LAB_STATE", context.cache.join("lab-fast"));
                 command.env("BASALT_LAB_EMULATOR", "fast");
+            }
+            Self::Sdks => {
+                command.env("BASALT_LAB_STATE", context.cache.join("lab-sdks"));
             }
             Self::Ended => {
                 command.env("BASALT_LAB_STATE", context.cache.join("lab-ended"));

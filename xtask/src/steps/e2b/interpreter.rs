@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 
 use super::names::Told;
-use super::{CLIENTS, Gateway, add, node, node_tests, pytest};
+use super::{CLIENTS, Gateway, LAB, add, in_lab, node, node_tests, pytest};
 use crate::context::Context;
 use crate::recipe::Recipe;
 use crate::runner::{Step, Task};
@@ -46,16 +46,18 @@ const BUILD: [&str; 16] = [
 /// The step.
 pub(crate) fn code_interpreter() -> Step {
     Step::new("code-interpreter", |context, task| {
-        build_template(context, task)?;
-        let gateway = Gateway::start(context, task)?;
-        let clients = CLIENTS.path(context)?;
-        let directory = node_tests::directory(context, "code-interpreter", &clients)?;
-        let told = Told::new(&gateway, context, task, &directory)?;
-        let python = told.command(&clients.join("python/bin/python"));
-        let counts = pytest(context, task, python, &["test_code_interpreter.py"])?;
-        let javascript = told.command(&clients.join("node"));
-        let more = node(context, task, (javascript, &directory), &["code_interpreter.test.mjs"])?;
-        let counts = add(counts, more);
+        let counts = in_lab(context, task, |task| {
+            build_template(context, task)?;
+            let gateway = Gateway::start(context, task)?;
+            let clients = CLIENTS.path(context)?;
+            let directory = node_tests::directory(context, "code-interpreter", &clients)?;
+            let told = Told::new(&gateway, context, task, &directory)?;
+            let python = told.command(&clients.join("python/bin/python"));
+            let counts = pytest(context, task, python, &["test_code_interpreter.py"])?;
+            let javascript = told.command(&clients.join("node"));
+            let more = node(context, task, (javascript, &directory), &["code_interpreter.test.mjs"])?;
+            Ok(add(counts, more))
+        })?;
         Ok(counts.into())
     })
     .plan(only_with_a_lab)
@@ -64,6 +66,6 @@ pub(crate) fn code_interpreter() -> Step {
 }
 
 fn build_template(context: &Context, task: &mut Task) -> Result<()> {
-    let made = task.run_within(&mut basalt(context, &BUILD), BUILD_LIMIT);
+    let made = task.run_within(&mut LAB.of(context, basalt(context, &BUILD)), BUILD_LIMIT);
     made.map(drop).context("the template was not built")
 }
