@@ -80,7 +80,8 @@ static void look_at_time(struct work_struct *work)
 	struct basalt_server *server = container_of(to_delayed_work(work), struct basalt_server, watch);
 	u64 since = smp_load_acquire(&server->since);
 
-	if (since && rdtsc() - since > server->budget) {
+	/* Another CPU's counter may be ahead of this one's by a little. */
+	if (since && (s64)(rdtsc() - since) > (s64)server->budget) {
 		WRITE_ONCE(server->late, true);
 		/* Nothing of it goes as long as it is looked at: basalt_server_end(). */
 		basalt_pull_once(server->vcpu);
@@ -168,14 +169,14 @@ static long freeze(struct basalt_vcpu *vcpu, u32 budget_us)
 		basalt_server_put(server);
 		return error;
 	}
+	/* Nothing is sent to its CPU from here on; devices' interrupts would be another's, and links would be used there. */
+	WRITE_ONCE(vcpu->server, server);
 	basalt_vcpu_hide(vcpu);
-	/* Its devices' interrupts would be another's, and whom it enters it would enter from another's CPU. */
 	basalt_routes_drop(vcpu);
 	basalt_links_drop(vcpu);
 	basalt_svm_freeze(vcpu);
-	basalt_cpu_forget(vcpu);
 	WRITE_ONCE(vcpu->flush, true);
-	WRITE_ONCE(vcpu->server, server);
+	basalt_cpu_forget(vcpu);
 	basalt_vm_leave_claim(vm);
 	return 0;
 }

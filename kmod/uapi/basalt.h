@@ -491,8 +491,8 @@ struct basalt_link {
  * interrupts and no timer, and what it writes to its APIC is lost.
  * BASALT_RUN of it waits until it asks for something, which is answered as
  * ever, or has ended (BASALT_EXIT_SHUTDOWN, BASALT_EXIT_FAILED). Those of state
- * are for one that asks (EBUSY); those of context, interrupts and NMIs are
- * refused (EOPNOTSUPP), and so is freezing again (EEXIST). It ends with the
+ * are for one that asks (EBUSY); those of context, interrupts, NMIs and
+ * BASALT_ATTACH_IRQ are refused (EOPNOTSUPP), and freezing again is (EEXIST). It ends with the
  * last copy of its descriptor, whatever is linked to it.
  *
  * BASALT_LINK errors: EBADF and EINVAL (no frozen vCPU, or one of the same
