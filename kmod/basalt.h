@@ -65,6 +65,7 @@ struct desc_ptr;
  * @bp_cfg: its own: how Linux has its branches predicted
  * @tsc_aux: its own: Linux's number of this CPU
  * @pat: its own: the types of memory that Linux's page tables name
+ * @server: its own: the id of the server that it has entered last; what it remembers of addresses is that one's
  */
 struct basalt_cpu {
 	int state;
@@ -79,6 +80,7 @@ struct basalt_cpu {
 	u64 bp_cfg;
 	u64 tsc_aux;
 	u64 pat;
+	u64 server;
 } ____cacheline_aligned;
 
 DECLARE_PER_CPU(struct basalt_cpu, basalt_cpus);

@@ -17,7 +17,8 @@
  *
  * Runs the guest of the VMCB at the physical address @vmcb until it exits.
  * What VMSAVE keeps of the host is kept at the physical address @host. With
- * interrupts off; between CLGI and STGI not even an NMI finds the guest's GS.
+ * interrupts off, or on behind a CLGI if they are to end a server's run, and
+ * off afterwards; between CLGI and STGI not even an NMI finds the guest's GS.
  */
 SYM_FUNC_START(basalt_svm_enter)
 	push	%rbp
@@ -86,6 +87,8 @@ SYM_FUNC_START(basalt_svm_enter)
 	xor	%r9d, %r9d
 	xor	%r10d, %r10d
 	xor	%r11d, %r11d
+	/* What a server was to come out for is for the guest that it ran for. */
+	cli
 	stgi
 
 	pop	%rdi

@@ -177,7 +177,9 @@ void notrace basalt_fpu_load(struct basalt_cpu *self, const struct basalt_contex
 {
 	if (has_xsave) {
 		xsetbv(XCR_XFEATURE_ENABLED_MASK, self->xcr0);
-		forget();
+		/* What is not read from there is nobody's. */
+		if (self->xcr0 & ~saved)
+			forget();
 		asm volatile("xrstor64 %0" : : "m" (context->xsave), "a" ((u32)saved), "d" (saved >> 32) : "memory");
 		xsetbv(XCR_XFEATURE_ENABLED_MASK, context->xcr0);
 	} else {

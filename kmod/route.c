@@ -354,7 +354,11 @@ long basalt_route_attach(struct basalt_vcpu *vcpu, const struct basalt_irq __use
 	if (IS_ERR(route))
 		return PTR_ERR(route);
 	mutex_lock(&changing);
-	result = find(vcpu, route->event) ? -EEXIST : begin(route);
+	/* One that is frozen has no CPU: freeze() in serve.c says so before it has all routes dropped. */
+	if (READ_ONCE(vcpu->server))
+		result = -EOPNOTSUPP;
+	else
+		result = find(vcpu, route->event) ? -EEXIST : begin(route);
 	mutex_unlock(&changing);
 	if (result < 0)
 		free_route(route);

@@ -97,6 +97,12 @@ static void let(u8 *map, u32 msr, bool read, bool write)
 		map[bit / 8] &= ~BIT(bit % 8 + 1);
 }
 
+/* The same for one whose number is below 0x2000, undone. */
+static void forbid(u8 *map, u32 msr)
+{
+	map[msr * 2 / 8] |= 3 << msr * 2 % 8;
+}
+
 /**
  * basalt_svm_init_vm() - what all vCPUs of a machine have in common
  * @vm: of which
@@ -202,6 +208,31 @@ void basalt_svm_init_vcpu(struct basalt_vcpu *vcpu)
 	vcpu->vmcb_pa = __pa(vmcb);
 	vcpu->host_pa = __pa(vcpu->host);
 	vcpu->save_pa = __pa(vcpu->save);
+}
+
+/**
+ * basalt_svm_freeze() - from now on it runs in the place of others, on their CPUs
+ * @vcpu: which; it does not run, and is the only one of its machine
+ *
+ * Interrupts, and the APIC, are theirs whose CPU it is: an interrupt makes it
+ * come out (15.13, 15.21.1), priorities that it sets are not theirs, and what
+ * it does to its APIC is nobody's (basalt_switch()).
+ */
+void basalt_svm_freeze(struct basalt_vcpu *vcpu)
+{
+	struct vmcb *vmcb = vcpu->vmcb;
+	u32 msr;
+
+	intercept(vmcb, INTERCEPT_INTR);
+	intercept(vmcb, INTERCEPT_HLT);
+	intercept(vmcb, INTERCEPT_MWAIT);
+	intercept(vmcb, INTERCEPT_MWAIT_COND);
+	intercept(vmcb, INTERCEPT_MONITOR);
+	vmcb->control.int_ctl |= V_INTR_MASKING_MASK;
+	/* The other one is the guest's whose CPU it is. */
+	vmcb->control.asid = 2;
+	for (msr = X2APIC_FIRST; msr <= X2APIC_LAST; msr++)
+		forbid(vcpu->vm->msr_map, msr);
 }
 
 static struct basalt_segment segment(const struct vmcb_seg *seg)

@@ -260,8 +260,28 @@ static bool notrace fail(struct basalt_vcpu *vcpu)
 	return true;
 }
 
-/* Tells whether user space is needed. */
-static bool notrace handle(struct basalt_vcpu *vcpu)
+/* A call. Tells whether it is user space's. */
+static bool notrace do_hypercall(struct basalt_cpu *self, struct basalt_vcpu *vcpu)
+{
+	struct vmcb_save_area *save = &vcpu->vmcb->save;
+
+	count(vcpu, BASALT_COUNT_HYPERCALL);
+	skip(vcpu, save->rip + 3);
+	vcpu->run->reason = BASALT_EXIT_HYPERCALL;
+	if (save->rax != BASALT_CALL_ENTER)
+		return true;
+	save->rax = basalt_switch(self, vcpu);
+	return false;
+}
+
+/**
+ * basalt_svm_handle() - does what can be done here about the last exit
+ * @self: what is known of this CPU
+ * @vcpu: which has come out
+ *
+ * Return: whether user space is needed; then why is in the page.
+ */
+bool notrace basalt_svm_handle(struct basalt_cpu *self, struct basalt_vcpu *vcpu)
 {
 	struct vmcb_control_area *control = &vcpu->vmcb->control;
 
@@ -294,10 +314,7 @@ static bool notrace handle(struct basalt_vcpu *vcpu)
 		vcpu->run->memory.error = control->exit_info_1;
 		return true;
 	case SVM_EXIT_VMMCALL:
-		count(vcpu, BASALT_COUNT_HYPERCALL);
-		vcpu->run->reason = BASALT_EXIT_HYPERCALL;
-		skip(vcpu, vcpu->vmcb->save.rip + 3);
-		return true;
+		return do_hypercall(self, vcpu);
 	case SVM_EXIT_SHUTDOWN:
 		vcpu->run->reason = BASALT_EXIT_SHUTDOWN;
 		return true;
@@ -365,8 +382,11 @@ static __always_inline void deliver_nmi(struct basalt_vcpu *vcpu)
 	control->event_inj_err = 0;
 }
 
-/* What user space has answered. */
-static void notrace finish(struct basalt_vcpu *vcpu)
+/**
+ * basalt_svm_finish() - does what user space has answered
+ * @vcpu: whose last exit it was about
+ */
+void notrace basalt_svm_finish(struct basalt_vcpu *vcpu)
 {
 	const struct basalt_run *run = vcpu->run;
 	struct vmcb_save_area *save = &vcpu->vmcb->save;
@@ -425,6 +445,22 @@ static void notrace enter(struct basalt_cpu *self, struct basalt_vcpu *vcpu)
 }
 
 /**
+ * basalt_svm_step() - runs a guest until it exits
+ * @self: what is known of this CPU
+ * @vcpu: which; whoever wants something of it has been looked for behind a CLGI
+ */
+void notrace basalt_svm_step(struct basalt_cpu *self, struct basalt_vcpu *vcpu)
+{
+	if (READ_ONCE(vcpu->flush)) {
+		WRITE_ONCE(vcpu->flush, false);
+		vcpu->vmcb->control.tlb_ctl = TLB_CONTROL_FLUSH_ALL_ASID;
+	}
+	enter(self, vcpu);
+	vcpu->vmcb->control.tlb_ctl = TLB_CONTROL_DO_NOTHING;
+	deliver_again(&vcpu->vmcb->control);
+}
+
+/**
  * basalt_svm_run() - runs a vCPU until user space is needed, or somebody stops it; or does what else it is to
  * @self: what is known of this CPU
  * @vcpu: which
@@ -445,7 +481,7 @@ void notrace basalt_svm_run(struct basalt_cpu *self, struct basalt_vcpu *vcpu)
 	case BASALT_JOB_RUN:
 		break;
 	}
-	finish(vcpu);
+	basalt_svm_finish(vcpu);
 	for (;;) {
 		/* An NMI that comes behind the looks waits, and ends the guest's run as it begins. */
 		asm volatile("clgi" : : : "memory");
@@ -455,15 +491,9 @@ void notrace basalt_svm_run(struct basalt_cpu *self, struct basalt_vcpu *vcpu)
 			vcpu->run->reason = BASALT_EXIT_INTERRUPTED;
 			return;
 		}
-		if (READ_ONCE(vcpu->flush)) {
-			WRITE_ONCE(vcpu->flush, false);
-			vcpu->vmcb->control.tlb_ctl = TLB_CONTROL_FLUSH_ALL_ASID;
-		}
 		deliver_nmi(vcpu);
-		enter(self, vcpu);
-		vcpu->vmcb->control.tlb_ctl = TLB_CONTROL_DO_NOTHING;
-		deliver_again(&vcpu->vmcb->control);
-		if (handle(vcpu)) {
+		basalt_svm_step(self, vcpu);
+		if (basalt_svm_handle(self, vcpu)) {
 			vcpu->answer = vcpu->run->reason;
 			return;
 		}

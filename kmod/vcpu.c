@@ -10,8 +10,31 @@
 #include "compat.h"
 #include "vm.h"
 
+/**
+ * basalt_new_context() - for a CPU to write to and read from
+ *
+ * The XSAVE area at its beginning has to be aligned.
+ *
+ * Return: zeroes, or NULL.
+ */
+struct basalt_context *basalt_new_context(void)
+{
+	BUILD_BUG_ON(offsetof(struct basalt_context, xsave));
+	return (void *)__get_free_pages(GFP_KERNEL_ACCOUNT | __GFP_ZERO, get_order(sizeof(struct basalt_context)));
+}
+
+/**
+ * basalt_free_context() - gives one back
+ * @context: which, if any; no CPU uses it any more
+ */
+void basalt_free_context(struct basalt_context *context)
+{
+	free_pages((unsigned long)context, get_order(sizeof(*context)));
+}
+
 static void free_vcpu(struct basalt_vcpu *vcpu)
 {
+	basalt_free_context(vcpu->aside);
 	free_page((unsigned long)vcpu->vmcb);
 	free_page((unsigned long)vcpu->host);
 	free_page((unsigned long)vcpu->save);
@@ -38,6 +61,15 @@ static int set_reachable(struct basalt_vcpu *vcpu, bool reachable)
 	return -ENOSPC;
 }
 
+/**
+ * basalt_vcpu_hide() - no other vCPU reaches it any more
+ * @vcpu: which; the lock of its machine is held
+ */
+void basalt_vcpu_hide(struct basalt_vcpu *vcpu)
+{
+	set_reachable(vcpu, false);
+}
+
 static int vcpu_release(struct inode *inode, struct file *file)
 {
 	struct basalt_vcpu *vcpu = file->private_data;
@@ -47,11 +79,15 @@ static int vcpu_release(struct inode *inode, struct file *file)
 	set_reachable(vcpu, false);
 	mutex_unlock(&vm->lock);
 	basalt_routes_drop(vcpu);
+	basalt_server_end(vcpu);
 	mutex_lock(&vm->mapping);
 	list_del(&vcpu->list);
 	mutex_unlock(&vm->mapping);
 	if (!vcpu->lost) {
-		basalt_cpu_forget(vcpu);
+		if (!vcpu->server)
+			basalt_cpu_forget(vcpu);
+		basalt_links_drop(vcpu);
+		basalt_server_put(vcpu->server);
 		free_vcpu(vcpu);
 	}
 	basalt_vm_put(vm);
@@ -73,6 +109,11 @@ static long run(struct basalt_vcpu *vcpu)
 
 	if (mutex_lock_interruptible(&vcpu->lock))
 		return -EINTR;
+	if (vcpu->server) {
+		result = basalt_server_run(vcpu);
+		mutex_unlock(&vcpu->lock);
+		return result;
+	}
 	mutex_lock(&vcpu->vm->lock);
 	vcpu->vm->ran = true;
 	mutex_unlock(&vcpu->vm->lock);
@@ -84,13 +125,24 @@ static long run(struct basalt_vcpu *vcpu)
 	return result;
 }
 
+/* Takes the lock of a vCPU that does not run, and will not as long as it is held. */
+static int hold(struct basalt_vcpu *vcpu)
+{
+	if (!mutex_trylock(&vcpu->lock))
+		return -EBUSY;
+	if (!vcpu->server || basalt_server_asks(vcpu))
+		return 0;
+	mutex_unlock(&vcpu->lock);
+	return -EBUSY;
+}
+
 static long get_state(struct basalt_vcpu *vcpu, struct basalt_state __user *user)
 {
 	struct basalt_state *state;
-	long error = 0;
+	long error = hold(vcpu);
 
-	if (!mutex_trylock(&vcpu->lock))
-		return -EBUSY;
+	if (error)
+		return error;
 	state = kzalloc(sizeof(*state), GFP_KERNEL);
 	if (!state) {
 		mutex_unlock(&vcpu->lock);
@@ -115,8 +167,8 @@ static long set_state(struct basalt_vcpu *vcpu, const struct basalt_state __user
 	if (state->interruptibility & ~BASALT_STATE_ALL || state->reserved0 ||
 	    memchr_inv(state->reserved, 0, sizeof(state->reserved)) || !basalt_svm_bears(state))
 		error = -EINVAL;
-	else if (!mutex_trylock(&vcpu->lock))
-		error = -EBUSY;
+	else
+		error = hold(vcpu);
 	if (!error) {
 		basalt_svm_set_state(vcpu, state);
 		mutex_unlock(&vcpu->lock);
@@ -125,18 +177,11 @@ static long set_state(struct basalt_vcpu *vcpu, const struct basalt_state __user
 	return error;
 }
 
-/* For the CPU to write to and read from; the XSAVE area at its beginning has to be aligned. */
-static struct basalt_context *new_context(void)
-{
-	BUILD_BUG_ON(offsetof(struct basalt_context, xsave));
-	return (void *)__get_free_pages(GFP_KERNEL | __GFP_ZERO, get_order(sizeof(struct basalt_context)));
-}
-
 /* A CPU that is lost may use it for ever. */
 static void free_context(struct basalt_vcpu *vcpu, struct basalt_context *context)
 {
 	if (!vcpu->lost)
-		free_pages((unsigned long)context, get_order(sizeof(*context)));
+		basalt_free_context(context);
 }
 
 /* Has the CPU write the context, or read it. What it does it finishes, whatever signal comes. */
@@ -146,6 +191,10 @@ static long work(struct basalt_vcpu *vcpu, enum basalt_job job, struct basalt_co
 
 	if (!mutex_trylock(&vcpu->lock))
 		return -EBUSY;
+	if (vcpu->server) {
+		mutex_unlock(&vcpu->lock);
+		return -EOPNOTSUPP;
+	}
 	vcpu->job = job;
 	vcpu->context = context;
 	error = basalt_cpu_run(vcpu);
@@ -161,7 +210,7 @@ static long get_context(struct basalt_vcpu *vcpu, struct basalt_context __user *
 
 	if (vcpu->lost)
 		return -EIO;
-	context = new_context();
+	context = basalt_new_context();
 	if (!context)
 		return -ENOMEM;
 	error = work(vcpu, BASALT_JOB_SAVE, context);
@@ -178,7 +227,7 @@ static long set_context(struct basalt_vcpu *vcpu, const struct basalt_context __
 
 	if (vcpu->lost)
 		return -EIO;
-	context = new_context();
+	context = basalt_new_context();
 	if (!context)
 		return -ENOMEM;
 	if (copy_from_user(context, user, sizeof(*context)))
@@ -210,6 +259,21 @@ static long nmi(struct basalt_vcpu *vcpu)
 	return 0;
 }
 
+/* What is done by the CPU itself, which a frozen vCPU has not: nobody is to be interrupted in its place. */
+static long ask_cpu(struct basalt_vcpu *vcpu, unsigned int request, void __user *user)
+{
+	long result;
+
+	/* Beside a run, which holds the other lock. */
+	mutex_lock(&vcpu->vm->lock);
+	if (vcpu->server)
+		result = -EOPNOTSUPP;
+	else
+		result = request == BASALT_INTERRUPT ? interrupt(vcpu, user) : user ? -EINVAL : nmi(vcpu);
+	mutex_unlock(&vcpu->vm->lock);
+	return result;
+}
+
 static long vcpu_ioctl(struct file *file, unsigned int request, unsigned long argument)
 {
 	struct basalt_vcpu *vcpu = file->private_data;
@@ -227,13 +291,16 @@ static long vcpu_ioctl(struct file *file, unsigned int request, unsigned long ar
 	case BASALT_SET_CONTEXT:
 		return set_context(vcpu, user);
 	case BASALT_INTERRUPT:
-		return interrupt(vcpu, user);
 	case BASALT_NMI:
-		return argument ? -EINVAL : nmi(vcpu);
+		return ask_cpu(vcpu, request, user);
 	case BASALT_ATTACH_IRQ:
 		return basalt_route_attach(vcpu, user);
 	case BASALT_DETACH_IRQ:
 		return basalt_route_detach(vcpu, user);
+	case BASALT_FREEZE:
+		return basalt_freeze(vcpu, user);
+	case BASALT_LINK:
+		return basalt_link(vcpu, user);
 	default:
 		return -ENOTTY;
 	}
@@ -246,6 +313,17 @@ static const struct file_operations vcpu_operations = {
 	.release = vcpu_release,
 	.llseek = noop_llseek,
 };
+
+/**
+ * basalt_vcpu_of() - the vCPU that a descriptor stands for
+ * @file: the descriptor's
+ *
+ * Return: it, for as long as the file is held; NULL if that is another's.
+ */
+struct basalt_vcpu *basalt_vcpu_of(struct file *file)
+{
+	return file->f_op == &vcpu_operations ? file->private_data : NULL;
+}
 
 static struct basalt_vcpu *new_vcpu(struct basalt_vm *vm, unsigned int cpu, u32 apic_id)
 {
@@ -300,11 +378,11 @@ long basalt_vcpu_create(struct basalt_vm *vm, const struct basalt_create_vcpu __
 		return -EFAULT;
 	if (asked.apic_id == BASALT_NO_APIC || memchr_inv(asked.reserved, 0, sizeof(asked.reserved)))
 		return -EINVAL;
-	if (!basalt_claim_has(vm->claim, asked.cpu))
-		return -ENODEV;
 	mutex_lock(&vm->lock);
 	if (vm->ran) {
 		result = -EBUSY;
+	} else if (!basalt_claim_has(vm->claim, asked.cpu)) {
+		result = -ENODEV;
 	} else if (is_taken(vm, asked.apic_id)) {
 		result = -EEXIST;
 	} else {

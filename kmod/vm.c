@@ -195,6 +195,17 @@ static long vm_ioctl(struct file *file, unsigned int request, unsigned long argu
 	}
 }
 
+/**
+ * basalt_vm_leave_claim() - has no CPU any more
+ * @vm: which; none of its vCPUs has one
+ */
+void basalt_vm_leave_claim(struct basalt_vm *vm)
+{
+	if (vm->claim)
+		fput(vm->claim);
+	vm->claim = NULL;
+}
+
 static void free_vm(struct kref *users)
 {
 	struct basalt_vm *vm = container_of(users, struct basalt_vm, users);
@@ -203,7 +214,7 @@ static void free_vm(struct kref *users)
 	basalt_windows_free(vm);
 	/* Its memory and its tables stay: see lose() in claim.c. Its other CPUs are Linux's again. */
 	if (vm->lost) {
-		fput(vm->claim);
+		basalt_vm_leave_claim(vm);
 		return;
 	}
 	list_for_each_entry_safe(region, next, &vm->regions, list)
@@ -212,7 +223,7 @@ static void free_vm(struct kref *users)
 	basalt_pool_give(&vm->low);
 	basalt_svm_free_vm(vm);
 	basalt_tables_free(&vm->tables);
-	fput(vm->claim);
+	basalt_vm_leave_claim(vm);
 	kfree(vm->cpuid);
 	kfree(vm);
 }

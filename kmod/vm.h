@@ -6,6 +6,7 @@
 #include <linux/kref.h>
 #include <linux/list.h>
 #include <linux/mutex.h>
+#include <linux/workqueue.h>
 
 #include "basalt.h"
 #include "uapi/basalt.h"
@@ -66,8 +67,61 @@ enum basalt_job {
 };
 
 /**
+ * enum basalt_server_state - what a frozen vCPU does
+ * @BASALT_SERVER_WAITS: nothing: its guest waits to be entered
+ * @BASALT_SERVER_PAUSED: nothing: its guest is in the middle of something
+ * @BASALT_SERVER_RUNS: it runs in the place of another vCPU
+ * @BASALT_SERVER_ASKS: its user space has to answer something
+ * @BASALT_SERVER_ENDED: nothing any more
+ *
+ *  WAITS or PAUSED -> RUNS -> WAITS, PAUSED, ASKS or ENDED
+ *  ASKS -> PAUSED                 any but RUNS -> ENDED
+ *
+ * Who makes the step to RUNS has the vCPU until it makes the next one.
+ */
+enum basalt_server_state {
+	BASALT_SERVER_WAITS,
+	BASALT_SERVER_PAUSED,
+	BASALT_SERVER_RUNS,
+	BASALT_SERVER_ASKS,
+	BASALT_SERVER_ENDED,
+};
+
+/**
+ * struct basalt_server - a frozen vCPU, for itself and for whoever is linked to it
+ * @users: they
+ * @id: no other ever has this number
+ * @state: one of enum basalt_server_state
+ * @vcpu: which; until it has ended
+ * @context: its FPU while it does not run
+ * @cpu: where it runs, or has run last
+ * @since: the time stamp counter at its entry, while it runs and @cpu says where; zero otherwise
+ * @budget: for how long it may, in ticks of that
+ * @asked: its user space knows what it asks
+ * @late: it is to come out because that is over
+ * @stop: it is to come out because it ends
+ * @period: how often its time is looked at, in jiffies
+ * @watch: who looks, as long as there is a link
+ */
+struct basalt_server {
+	struct kref users;
+	u64 id;
+	int state;
+	struct basalt_vcpu *vcpu;
+	struct basalt_context *context;
+	unsigned int cpu;
+	u64 since;
+	u64 budget;
+	bool asked;
+	bool late;
+	bool stop;
+	unsigned long period;
+	struct delayed_work watch;
+};
+
+/**
  * struct basalt_vm - a virtual machine
- * @claim: the file of the claim whose CPUs it has
+ * @claim: the file of the claim whose CPUs it has; none once it is frozen
  * @lock: for all that follows, until a vCPU has run
  * @regions: its memory
  * @windows: and devices' registers, which may come and go
@@ -131,6 +185,9 @@ struct basalt_vm {
  * @nmi: its guest is to get an NMI
  * @in_nmi: its own: the guest has got one, and no IRET has followed
  * @answer: what has to be done about the last exit before the next entry
+ * @server: what it is when it is frozen
+ * @links: whom it can enter
+ * @aside: its FPU while it has entered one; there as soon as there has been a link
  */
 struct basalt_vcpu {
 	struct list_head list;
@@ -156,6 +213,9 @@ struct basalt_vcpu {
 	bool nmi;
 	bool in_nmi;
 	u32 answer;
+	struct basalt_server *server;
+	struct basalt_server *links[BASALT_MAX_LINKS];
+	struct basalt_context *aside;
 };
 
 /* main.c */
@@ -169,6 +229,7 @@ int basalt_cpu_run(struct basalt_vcpu *vcpu);
 /* vm.c */
 long basalt_vm_create(struct file *claim, const struct basalt_create_vm __user *user);
 void basalt_vm_put(struct basalt_vm *vm);
+void basalt_vm_leave_claim(struct basalt_vm *vm);
 
 /* pool.c */
 int basalt_pool_init(void);
@@ -177,7 +238,26 @@ void basalt_pool_tell(u64 *total, u64 *free);
 int basalt_pool_take(u64 size, struct basalt_piece *main, struct basalt_piece *low);
 void basalt_pool_give(struct basalt_piece *piece);
 
+/* serve.c: servers, as seen from CPUs that are Linux's. */
+long basalt_freeze(struct basalt_vcpu *vcpu, const struct basalt_freeze __user *user);
+long basalt_link(struct basalt_vcpu *vcpu, const struct basalt_link __user *user);
+long basalt_server_run(struct basalt_vcpu *vcpu);
+bool basalt_server_asks(const struct basalt_vcpu *vcpu);
+void basalt_server_put(struct basalt_server *server);
+void basalt_server_end(struct basalt_vcpu *vcpu);
+void basalt_links_drop(struct basalt_vcpu *vcpu);
+void basalt_servers_look(void);
+bool basalt_runs(const struct basalt_vcpu *vcpu);
+void basalt_pull_once(const struct basalt_vcpu *vcpu);
+
+/* switch.c: and from one that runs guests. */
+u64 basalt_switch(struct basalt_cpu *self, struct basalt_vcpu *vcpu);
+
 /* vcpu.c */
+struct basalt_vcpu *basalt_vcpu_of(struct file *file);
+struct basalt_context *basalt_new_context(void);
+void basalt_free_context(struct basalt_context *context);
+void basalt_vcpu_hide(struct basalt_vcpu *vcpu);
 long basalt_vcpu_create(struct basalt_vm *vm, const struct basalt_create_vcpu __user *user);
 
 /* window.c */
@@ -201,6 +281,7 @@ void basalt_svm_init_vcpu(struct basalt_vcpu *vcpu);
 void basalt_svm_get_state(struct basalt_vcpu *vcpu, struct basalt_state *state);
 bool basalt_svm_bears(const struct basalt_state *state);
 void basalt_svm_set_state(struct basalt_vcpu *vcpu, const struct basalt_state *state);
+void basalt_svm_freeze(struct basalt_vcpu *vcpu);
 
 /**
  * enum basalt_sent - what has become of a write to the ICR
@@ -225,6 +306,9 @@ enum basalt_sent basalt_icr_write(struct basalt_vcpu *vcpu, u64 value);
 
 /* svm_run.c: on a CPU that Linux believes to be dead. */
 void basalt_svm_run(struct basalt_cpu *self, struct basalt_vcpu *vcpu);
+void basalt_svm_step(struct basalt_cpu *self, struct basalt_vcpu *vcpu);
+bool basalt_svm_handle(struct basalt_cpu *self, struct basalt_vcpu *vcpu);
+void basalt_svm_finish(struct basalt_vcpu *vcpu);
 void basalt_svm_leave(struct basalt_cpu *self);
 void basalt_svm_wake(u64 command);
 

@@ -12,7 +12,7 @@
 #include <asm/hw_irq.h>
 #include <asm/irqdomain.h>
 
-#include "basalt.h"
+#include "vm.h"
 
 static int number;
 
@@ -26,6 +26,7 @@ static irqreturn_t somebody_is_done(int irq, void *data)
 		if (ours->vcpu)
 			wake_up(&ours->wait);
 	}
+	basalt_servers_look();
 	return IRQ_HANDLED;
 }
 

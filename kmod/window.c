@@ -54,11 +54,8 @@ static void forget(struct basalt_vm *vm)
 	/* Whoever is seen not to run looks at that before it does (cmpxchg() in basalt_play_dead()). */
 	smp_mb();
 	list_for_each_entry(vcpu, &vm->vcpus, list) {
-		struct basalt_cpu *cpu = per_cpu_ptr(&basalt_cpus, vcpu->cpu);
-
-		while (READ_ONCE(cpu->order) == BASALT_ORDER_RUNNING && READ_ONCE(vcpu->flush) &&
-		       !READ_ONCE(vcpu->lost)) {
-			basalt_send_nmi(vcpu->cpu);
+		while (basalt_runs(vcpu) && READ_ONCE(vcpu->flush) && !READ_ONCE(vcpu->lost)) {
+			basalt_pull_once(vcpu);
 			usleep_range(NMI_AGAIN_US, 2 * NMI_AGAIN_US);
 		}
 	}

@@ -13,7 +13,7 @@
 #include <linux/ioctl.h>
 #include <linux/types.h>
 
-#define BASALT_API_VERSION	4
+#define BASALT_API_VERSION	5
 
 /* Where the requests are made: a character device, for its owner alone. */
 #define BASALT_DEVICE		"/dev/basalt"
@@ -435,5 +435,71 @@ struct basalt_irq {
  */
 #define BASALT_ATTACH_IRQ	_IOW(0xba, 0x37, struct basalt_irq)
 #define BASALT_DETACH_IRQ	_IOW(0xba, 0x38, struct basalt_irq)
+
+/*
+ * Servers without a CPU of their own. A guest that serves others says by
+ * VMMCALL, with BASALT_CALL_WAIT in RAX, that it has nothing to do; that is
+ * a hypercall like any other (BASALT_EXIT_HYPERCALL) until its vCPU is frozen
+ * (BASALT_FREEZE). A guest whose vCPU is linked to that one (BASALT_LINK) says
+ * by VMMCALL, with BASALT_CALL_ENTER in RAX and the link's number in RCX, that
+ * the server is to run in its place, on its CPU, until that waits again; at
+ * any privilege level. Then it has one of BASALT_ENTERED_* in RAX, and all
+ * other registers as before; the server has 0 there. What is asked, and the
+ * answers, are in memory that both have.
+ */
+#define BASALT_CALL_WAIT	0x62617361746c0001ULL
+#define BASALT_CALL_ENTER	0x62617361746c0002ULL
+
+#define BASALT_ENTERED_DONE		0	/* the server waits again */
+#define BASALT_ENTERED_INTERRUPTED	1	/* an interrupt for who entered, or somebody wants its vCPU: enter again */
+#define BASALT_ENTERED_BUSY		2	/* it runs on another CPU, or waits for its user space: enter again later */
+#define BASALT_ENTERED_LATE		3	/* its time was over; it goes on where it was when it is entered again */
+#define BASALT_ENTERED_HALTED		4	/* it has halted, and nothing but its user space can wake it */
+#define BASALT_ENTERED_GONE		5	/* it has ended */
+#define BASALT_ENTERED_NONE		6	/* there is no such link */
+
+/* Links of one vCPU. */
+#define BASALT_MAX_LINKS	4
+
+/**
+ * struct basalt_freeze - how a vCPU serves
+ * @budget_us: for how long it may run at once, in microseconds: 100 to 10000000
+ * @reserved: zero
+ */
+struct basalt_freeze {
+	__u32 budget_us;
+	__u32 reserved[7];
+};
+
+/**
+ * struct basalt_link - a server for a vCPU
+ * @server: the descriptor of a frozen vCPU of another machine; -1 to end the link
+ * @index: its number, below BASALT_MAX_LINKS
+ * @reserved: zero
+ */
+struct basalt_link {
+	__s32 server;
+	__u32 index;
+	__u32 reserved[6];
+};
+
+/*
+ * On a vCPU that does not run (EBUSY). BASALT_FREEZE is for one that has come
+ * out with BASALT_CALL_WAIT, and is the only one of its machine (EINVAL);
+ * EOPNOTSUPP with BASALT_VM_IDENTITY. It gives its CPU back: the claim is
+ * Linux's as soon as this process has closed it as well. From then on it has no
+ * interrupts and no timer, and what it writes to its APIC is lost.
+ * BASALT_RUN of it waits until it asks for something, which is answered as
+ * ever, or has ended (BASALT_EXIT_SHUTDOWN, BASALT_EXIT_FAILED). Those of state
+ * are for one that asks (EBUSY); those of context, interrupts, NMIs and
+ * BASALT_ATTACH_IRQ are refused (EOPNOTSUPP), and freezing again is (EEXIST). It ends with the
+ * last copy of its descriptor, whatever is linked to it.
+ *
+ * BASALT_LINK errors: EBADF and EINVAL (no frozen vCPU, or one of the same
+ * machine), EEXIST (the number has a link), ENOENT (it has none, to end it),
+ * EOPNOTSUPP (of a frozen vCPU, or with BASALT_VM_IDENTITY).
+ */
+#define BASALT_FREEZE		_IOW(0xba, 0x39, struct basalt_freeze)
+#define BASALT_LINK		_IOW(0xba, 0x3a, struct basalt_link)
 
 #endif

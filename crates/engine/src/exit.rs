@@ -39,6 +39,9 @@ pub enum Exit<'a> {
     IoapicEoi(u8),
     /// A kick or a signal; run again or stop.
     Interrupted,
+    /// The guest serves others, and has nothing to do until one of them enters it: see [`crate::Vcpu::freeze`]. One that is run again
+    /// is told that it is no server.
+    Waiting,
     /// HLT with no interrupt controller in the engine to wake it.
     Halted,
     /// Triple fault.
@@ -59,6 +62,7 @@ impl Exit<'_> {
             Self::MmioWrite { .. } => "mmio-write",
             Self::IoapicEoi(_) => "ioapic-eoi",
             Self::Interrupted => "interrupted",
+            Self::Waiting => "waiting",
             Self::Halted => "halted",
             Self::Shutdown => "shutdown",
             Self::System(_) => "system-event",

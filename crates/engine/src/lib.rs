@@ -9,7 +9,7 @@ mod interrupt;
 mod saved;
 pub mod state;
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -63,6 +63,9 @@ pub struct MsiMessage {
 }
 
 const NO_IDENTITY: &str = "this engine translates its guests' addresses: run the guest with the class `bare`";
+
+const NO_SERVERS: &str =
+    "only guests that own their CPUs can be servers of others, or enter one: run both with the class `bare`";
 
 const NO_ENDS: &str =
     "guests of this engine end their interrupts without it (class `bare`), so that none of them can be a level";
@@ -312,6 +315,26 @@ pub trait Vcpu: Send {
     /// The engine cannot read its state.
     fn has_halted(&mut self) -> Result<bool> {
         Ok(false)
+    }
+
+    /// Gives up its CPU after [`Exit::Waiting`]: from now on the guest runs in the place of vCPUs that are linked to it
+    /// ([`Vcpu::link`]), for at most `budget` (100 us to 10 s) at once, and [`Vcpu::run`] waits until it needs something that is done
+    /// outside. What is returned is for a link; the server ends with its last copy and this vCPU.
+    ///
+    /// # Errors
+    /// The engine has no such servers, or the guest does not wait, or its machine has more than one vCPU.
+    fn freeze(&mut self, budget: Duration) -> Result<OwnedFd> {
+        let _ = budget;
+        Err(EngineError::Unusable(NO_SERVERS.into()))
+    }
+
+    /// Lets the guest enter a frozen server by the number `index` (0 to 3), or, with `None`, not any more. While this vCPU does not run.
+    ///
+    /// # Errors
+    /// The engine has no such servers, the number has a link already or none, or the descriptor is of no frozen vCPU of another machine.
+    fn link(&mut self, index: u32, server: Option<OwnedFd>) -> Result<()> {
+        let _ = (index, server);
+        Err(EngineError::Unusable(NO_SERVERS.into()))
     }
 
     /// Takes over a whole state. One that has run already can go back to an earlier state of its own, and to no other's.

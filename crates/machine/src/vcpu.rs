@@ -249,6 +249,8 @@ fn step(vcpu: &mut dyn Vcpu, shared: &Shared, counters: &ExitCounters) -> Result
             shared.mmio.write(address, data);
         }
         Exit::Interrupted => return Ok(true),
+        // This machine serves nobody, and the guest is told so when it goes on.
+        Exit::Waiting => (),
         Exit::IoapicEoi(vector) => {
             let ioapic = shared.ioapic.read().unwrap_or_else(PoisonError::into_inner);
             if let Some(ioapic) = ioapic.as_ref() {

@@ -2,7 +2,7 @@
 //! done with them.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use engine::XSAVE_BYTES;
 use reservation::request::{self, Way, number};
@@ -303,6 +303,26 @@ impl Irq {
     }
 }
 
+/// `struct basalt_freeze`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Freeze {
+    budget_us: u32,
+    reserved: [u32; 7],
+}
+
+/// `struct basalt_link`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Link {
+    server: i32,
+    index: u32,
+    reserved: [u32; 6],
+}
+
+/// What a guest says that serves others and has nothing to do.
+pub(crate) const CALL_WAIT: u64 = 0x6261_7361_746c_0001;
+
 const CREATE_VM: u32 = number::<CreateVm>(Way::Write, 0x10);
 const MAP_MEMORY: u32 = number::<Memory>(Way::Write, 0x20);
 const CREATE_VCPU: u32 = number::<CreateVcpu>(Way::Write, 0x21);
@@ -319,6 +339,8 @@ const GET_CONTEXT: u32 = number::<Context>(Way::Read, 0x35);
 const SET_CONTEXT: u32 = number::<Context>(Way::Write, 0x36);
 const ATTACH_IRQ: u32 = number::<Irq>(Way::Write, 0x37);
 const DETACH_IRQ: u32 = number::<Irq>(Way::Write, 0x38);
+const FREEZE: u32 = number::<Freeze>(Way::Write, 0x39);
+const LINK: u32 = number::<Link>(Way::Write, 0x3a);
 
 /// Makes a request of which the kernel writes and reads no more than `argument`, or nothing.
 fn ioctl<T>(fd: impl AsFd, number: u32, argument: *mut T) -> io::Result<i32> {
@@ -433,6 +455,25 @@ pub(crate) fn detach_irq(vcpu: impl AsFd, event: impl AsFd) -> io::Result<()> {
     ioctl(vcpu, DETACH_IRQ, &mut Irq::new(event, 0)).map(drop)
 }
 
+/// Of a vCPU that has come out with [`CALL_WAIT`].
+pub(crate) fn freeze(vcpu: impl AsFd, budget_us: u32) -> io::Result<()> {
+    let mut wanted = Freeze {
+        budget_us,
+        ..Freeze::default()
+    };
+    ioctl(vcpu, FREEZE, &mut wanted).map(drop)
+}
+
+/// Of a vCPU that does not run; without a server the link ends.
+pub(crate) fn link(vcpu: impl AsFd, index: u32, server: Option<BorrowedFd<'_>>) -> io::Result<()> {
+    let mut wanted = Link {
+        server: server.map_or(-1, |server| server.as_raw_fd()),
+        index,
+        ..Link::default()
+    };
+    ioctl(vcpu, LINK, &mut wanted).map(drop)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -451,8 +492,10 @@ mod tests {
             size_of::<Context>(),
             size_of::<Irq>(),
             size_of::<Place>(),
+            size_of::<Freeze>(),
+            size_of::<Link>(),
         ];
-        assert_eq!(sizes, [32, 64, 32, 8224, 568, 512, 32, 4600, 32, 64]);
+        assert_eq!(sizes, [32, 64, 32, 8224, 568, 512, 32, 4600, 32, 64, 32, 32]);
         assert_eq!(std::mem::offset_of!(Run, about), 64);
         assert_eq!(std::mem::offset_of!(Run, counts), 256);
     }

@@ -5,8 +5,9 @@ pub(crate) mod paging;
 pub(crate) mod power;
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use base::Nudge;
 use engine::state::Activity;
@@ -78,6 +79,8 @@ enum Pending {
     Port(usize),
     /// It loads from no memory.
     Load(Box<State>, Access),
+    /// It has made a call that nobody knows, unless it is frozen for it.
+    Wait,
 }
 
 /// An exit before it has a buffer.
@@ -87,6 +90,7 @@ enum Out {
     Load(u64, usize),
     Store(u64, usize),
     Interrupted,
+    Waiting,
     Shutdown,
     Failed(String),
 }
@@ -158,6 +162,7 @@ impl BareVcpu {
     fn complete(&mut self) -> Result<()> {
         match self.pending.take() {
             None => Ok(()),
+            Some(Pending::Wait) => self.refuse_call(),
             Some(Pending::Port(size)) => {
                 let mut value = [0; 4];
                 for (to, from) in value.iter_mut().zip(&self.data).take(size) {
@@ -210,10 +215,12 @@ impl BareVcpu {
                 self.register();
                 None
             }
+            exit::HYPERCALL if self.state()?.regs.rax == uapi::CALL_WAIT => {
+                self.pending = Some(Pending::Wait);
+                Some(Out::Waiting)
+            }
             exit::HYPERCALL => {
-                let mut state = self.state()?;
-                state.regs.rax = NO_HYPERCALL;
-                self.set_state(&state)?;
+                self.refuse_call()?;
                 None
             }
             exit::SHUTDOWN => Some(Out::Shutdown),
@@ -228,6 +235,13 @@ impl BareVcpu {
                 "basalt.ko gave the reason {other}, which is unknown"
             ))),
         })
+    }
+
+    /// A call that nobody knows.
+    fn refuse_call(&self) -> Result<()> {
+        let mut state = self.state()?;
+        state.regs.rax = NO_HYPERCALL;
+        self.set_state(&state)
     }
 
     /// The first run after a restore: the guest's TSC and clock go on where they were.
@@ -403,6 +417,7 @@ impl Vcpu for BareVcpu {
                 data: data.get(..size).unwrap_or_default(),
             },
             Out::Interrupted => Exit::Interrupted,
+            Out::Waiting => Exit::Waiting,
             Out::Shutdown => Exit::Shutdown,
             Out::Failed(why) => Exit::Failed(why),
         })
@@ -435,6 +450,18 @@ impl Vcpu for BareVcpu {
             tsc_khz: self.shared.tsc_khz,
         };
         Ok(saved::to_engine(&self.state()?, &context, &self.msrs, own))
+    }
+
+    fn freeze(&mut self, budget: Duration) -> Result<OwnedFd> {
+        let micros = u32::try_from(budget.as_micros()).unwrap_or(u32::MAX);
+        uapi::freeze(&self.fd, micros).map_err(failed("BASALT_FREEZE"))?;
+        self.pending = None;
+        self.fd.try_clone().map_err(failed("dup of a vCPU"))
+    }
+
+    fn link(&mut self, index: u32, server: Option<OwnedFd>) -> Result<()> {
+        let server = server.as_ref().map(AsFd::as_fd);
+        uapi::link(&self.fd, index, server).map_err(failed("BASALT_LINK"))
     }
 
     fn restore(&mut self, state: &VcpuState) -> Result<()> {

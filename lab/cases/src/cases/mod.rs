@@ -8,6 +8,7 @@ mod bare_kicks;
 mod bare_memory;
 mod bare_nvme;
 mod bare_rounds;
+mod bare_switch;
 mod block;
 mod clock_jumps;
 mod clones;
@@ -147,6 +148,7 @@ pub(crate) const ALL: &[&Case] = &[
     &bare_identity::CASE,
     &bare_identity::CLASS,
     &bare_nvme::CASE,
+    &bare_switch::CASE,
     &kvm_nvme::CASE,
     &device_memory::CASE,
     &device_start::CASE,
