@@ -225,9 +225,11 @@ pub(crate) fn test() -> Vec<Step> {
     steps.extend([clippy, built.in_background(), deny::deny().in_background()]);
     let images = [REDIS, NODE, BASE].map(|image| recipe(image, HINT_IMAGE));
     steps.extend(images.map(|step| step.after(&["apt-packages"])));
-    let clients = [e2b::CLIENTS, e2b_api::SCHEMATHESIS, ui::CLIENT].map(|client| recipe(client, HINT_SDKS));
-    steps.extend(clients.map(|step| step.after(&["apt-packages"])));
-    steps.push(apt::browser().after(&["apt-packages"]));
+    steps.push(recipe(e2b::CLIENTS, HINT_SDKS).after(&["apt-packages"]));
+    // Nobody waits for these before the lab is up.
+    let clients = [e2b_api::SCHEMATHESIS, ui::CLIENT].map(|client| recipe(client, HINT_SDKS));
+    steps.extend(clients.map(|step| step.after(&["apt-packages"]).in_background()));
+    steps.push(apt::browser().after(&["apt-packages"]).in_background());
     for (name, recipe, tag) in [
         ("import-python", PYTHON, "python"),
         ("import-redis", REDIS, "redis"),
@@ -264,7 +266,11 @@ pub(crate) fn test() -> Vec<Step> {
         steps.push(step.after(&["build-tests"]).in_background());
     }
     let clients = clients::quick().after(&["build-tests", "unpack-clients"]);
-    steps.push(recipe(clients::RECIPE, HINT_CLIENTS).after(&["apt-packages"]));
+    steps.push(
+        recipe(clients::RECIPE, HINT_CLIENTS)
+            .after(&["apt-packages"])
+            .in_background(),
+    );
     steps.push(e2b_api::api().after(&["binaries", "e2b-clients"]));
     let made_up = e2b_api::made_up().after(&["build-tests", "schemathesis-client"]);
     steps.push(made_up.follows(&["program-tests"]).in_background());
