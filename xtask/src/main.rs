@@ -67,6 +67,8 @@ enum Verb {
     Fuzz(FuzzArgs),
     /// Test for hours: a minute of each fuzz target, fifty power failures, a kill at every point, many rounds of some cases
     Long(StepArgs),
+    /// Run the server that clients enter by VMFUNC, and the attacks on it, in an emulated Intel processor (Bochs)
+    Vmfunc(StepArgs),
     /// Run the commands that README and docs show
     Docs,
     /// Measure the gateway alone, with the Python SDK of E2B, and print a report as `basalt-bench --json` does
@@ -138,6 +140,7 @@ fn dispatch(verb: Verb) -> Result<u8> {
         Verb::BenchImage(args) => with_steps(&context, steps::bench_image(), args, "bench-image"),
         Verb::Fuzz(args) => fuzz(&context, &args),
         Verb::Long(args) => with_steps(&context, steps::long(), args, "long"),
+        Verb::Vmfunc(args) => with_steps(&context, steps::vmfunc(), args, "vmfunc"),
         Verb::Docs => with_steps(&context, vec![docs_alone()], StepArgs::default(), "docs"),
         Verb::E2bFigures => steps::print_figures(&context),
         Verb::E2bTable => steps::write_table(&context),
@@ -184,7 +187,7 @@ fn with_steps(context: &Context, steps: Vec<Step>, args: StepArgs, verb: &'stati
         list(&steps, args.json)?;
         return Ok(0);
     }
-    let tests = ["check", "test", "long"].contains(&verb);
+    let tests = ["check", "test", "long", "vmfunc"].contains(&verb);
     let options = Options {
         only: args.only,
         json: args.json,

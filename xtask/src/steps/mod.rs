@@ -27,6 +27,7 @@ mod sandbox;
 mod tests;
 mod ui;
 mod unit;
+mod vmfunc;
 
 pub(crate) use build::cargo;
 pub(crate) use driver::for_glibc;
@@ -144,6 +145,22 @@ pub(crate) fn accel_clients(last: Step) -> Vec<Step> {
     ]
 }
 
+/// What `cargo xtask vmfunc` does.
+pub(crate) fn vmfunc() -> Vec<Step> {
+    let mut steps = vec![build::components(), apt::packages()];
+    steps.extend(in_bochs());
+    steps
+}
+
+/// Intel's VMFUNC in an emulated Intel processor, and what that needs.
+fn in_bochs() -> Vec<Step> {
+    vec![
+        vmfunc::bare_target(),
+        recipe(vmfunc::BOCHS, HINT_LAB).after(&["apt-packages"]),
+        vmfunc::vmfunc().after(&["rust-components", "bare-target", "bochs"]),
+    ]
+}
+
 /// What `make check` does: what needs no virtual machine, with the packages that building the tests needs.
 pub(crate) fn check() -> Vec<Step> {
     vec![
@@ -238,6 +255,11 @@ pub(crate) fn test() -> Vec<Step> {
     ] {
         steps.push(sandbox::import(name, recipe, tag).after(&[recipe.name, "binaries"]));
     }
+    // `vmfunc` waits for the build directory's lock, as the build of tests does.
+    steps.extend(in_bochs().into_iter().map(|step| match step.name {
+        "vmfunc" => step.follows(&["build-tests"]).in_background(),
+        _ => step,
+    }));
     steps.push(in_lab(NEWER_KERNEL));
     steps.push(module::module().check().after(&["lab-host", "newer-kernel"]));
     steps.push(sandbox::lab().after(&["binaries", "assets", "emulator", "lab-host"]));
@@ -351,7 +373,16 @@ mod self_tests {
     #[test]
     fn every_prerequisite_exists_and_names_are_unique() {
         let clients = accel_clients(clients::quick());
-        for steps in [run(), check(), test(), long(), package(None), bench_image(), clients] {
+        for steps in [
+            run(),
+            check(),
+            test(),
+            long(),
+            package(None),
+            bench_image(),
+            vmfunc(),
+            clients,
+        ] {
             let names: BTreeSet<_> = steps.iter().map(|step| step.name).collect();
             assert_eq!(names.len(), steps.len());
             for step in &steps {
