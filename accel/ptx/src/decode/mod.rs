@@ -42,6 +42,30 @@ struct Work<'s, 'a> {
 
 const WRONG: &str = "compile the source again with nvcc 12 or 13, without inline assembler of this kind";
 
+/// Families of instructions of which none is interpreted; their operands may have forms that no other has.
+fn whole_family(opcode: &str) -> Option<&'static str> {
+    Some(match opcode {
+        "wmma" | "mma" | "wgmma" | "ldmatrix" | "stmatrix" | "tcgen05" | "movmatrix" => {
+            "tensor cores are not interpreted: compile the kernel without them"
+        }
+        "tex" | "tld4" | "txq" | "suld" | "sust" | "sured" | "suq" => {
+            "textures and surfaces are not interpreted: read from global memory"
+        }
+        "cp" | "mbarrier" | "tensormap" | "multimem" => {
+            "asynchronous copies are not interpreted: compile the kernel without them, or for compute_75"
+        }
+        _ => return None,
+    })
+}
+
+/// Refuses an instruction by its name, before its operands are looked at.
+pub(crate) fn refuse_family(opcode: &str, line: u32) -> Result<(), Refused> {
+    match whole_family(opcode) {
+        Some(advice) => Err(Refused::new(line, format!("instruction '{opcode}' is not interpreted"), advice)),
+        None => Ok(()),
+    }
+}
+
 impl<'a> Decoder<'a> {
     pub(crate) const fn new(function: u32, entry: bool) -> Self {
         Self {
@@ -95,18 +119,8 @@ impl<'a> Work<'_, 'a> {
     }
 
     fn unknown<T>(&self) -> Result<T, Refused> {
-        let advice = match self.statement.opcode {
-            "wmma" | "mma" | "wgmma" | "ldmatrix" | "stmatrix" | "tcgen05" | "movmatrix" => {
-                "tensor cores are not interpreted: compile the kernel without them"
-            }
-            "tex" | "tld4" | "txq" | "suld" | "sust" | "sured" | "suq" => {
-                "textures and surfaces are not interpreted: read from global memory"
-            }
-            "cp" | "mbarrier" | "tensormap" | "multimem" => {
-                "asynchronous copies are not interpreted: compile the kernel without them, or for compute_75"
-            }
-            _ => "compile the kernel without it; docs/accel-ptx.md lists what is interpreted",
-        };
+        let advice = whole_family(self.statement.opcode)
+            .unwrap_or("compile the kernel without it; docs/accel-ptx.md lists what is interpreted");
         self.refuse(format!("instruction '{}' is not interpreted", self.shown()), advice)
     }
 

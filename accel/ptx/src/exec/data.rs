@@ -35,6 +35,13 @@ fn part(bytes: &[u8], address: u64, size: usize) -> Option<&[u8]> {
     bytes.get(start..start.checked_add(size)?)
 }
 
+#[inline(always)]
+fn word(bytes: &[u8], address: u64) -> Option<u32> {
+    let start = usize::try_from(address).ok()?;
+    let bytes = bytes.get(start..start.checked_add(4)?)?;
+    Some(u32::from_le_bytes(bytes.try_into().ok()?))
+}
+
 fn part_mut(bytes: &mut [u8], address: u64, size: usize) -> Option<&mut [u8]> {
     let start = usize::try_from(address).ok()?;
     bytes.get_mut(start..start.checked_add(size)?)
@@ -81,7 +88,8 @@ impl Warp {
 
     fn checked(access: &Access, bytes: u32, address: u64, lane: usize, line: u32) -> Result<One, Fault> {
         let (space, within) = resolved(access.space, address);
-        if !within.is_multiple_of(u64::from(bytes)) {
+        // Sizes are powers of two.
+        if within & u64::from(bytes - 1) != 0 {
             return Err(Fault::new(FaultKind::Misaligned { address, bytes }, lane, line));
         }
         Ok(One {
@@ -150,6 +158,15 @@ impl Warp {
         let mut values = [0; WARP];
         let size = access.t.bytes();
         for lane in lanes(step.active) {
+            // Most accesses of shared memory are such.
+            if access.space == Space::Shared
+                && size == 4
+                && addresses[lane] & 3 == 0
+                && let Some(word) = word(&cx.shared, addresses[lane])
+            {
+                values[lane] = widened(u64::from(word).to_le_bytes(), access.t);
+                continue;
+            }
             let one = Self::checked(access, size, addresses[lane], lane, line)?;
             let mut bytes = [0; 8];
             match size {

@@ -7,9 +7,9 @@
 
 use std::cmp::Ordering;
 
-use super::Cx;
+use super::{Cx, WARP};
 use super::numbers::{
-    BF16, F16, F32, NAN32, fma32, from_bf16, from_f16, quotient, root, round, sum, to_bf16, to_f16,
+    BF16, F16, F32, NAN32, fma32, fma32_fast, from_bf16, from_f16, quotient, root, round, sum, to_bf16, to_f16,
 };
 use super::warp::{Step, Warp};
 use crate::inst::{Float1, Float2, Mode, Reg, Src, Testp};
@@ -112,7 +112,7 @@ impl Warp {
     pub(super) fn fma(&mut self, cx: &Cx<'_>, step: Step, m: Mode, d: Reg, sources: [Src; 3]) {
         match m.t {
             Type::F32 if m.rounding == Rounding::Nearest && !m.ftz && !m.sat => {
-                self.map(cx, step, d, sources, |[a, b, c]| kept(fma32(single(a), single(b), single(c))));
+                self.fma_plain(cx, step, d, sources);
             }
             Type::F32 => self.map(cx, step, d, sources, |operands| {
                 let [a, b, c] = operands.map(|bits| if m.ftz { flushed(single(bits)) } else { single(bits) });
@@ -125,6 +125,30 @@ impl Warp {
             }),
             _ => self.map(cx, step, d, sources, |operands| halves(m, operands, |[a, b, c]| sum(a * b, c))),
         }
+    }
+
+    /// In binary32 without modifiers, which is what matrix products are made of.
+    fn fma_plain(&mut self, cx: &Cx<'_>, step: Step, d: Reg, sources: [Src; 3]) {
+        let mut values = [0; WARP];
+        {
+            let mut room = [[0; WARP]; 3];
+            let [first, second, third] = &mut room;
+            let a = self.fetch(cx, step, sources[0], first);
+            let b = self.fetch(cx, step, sources[1], second);
+            let c = self.fetch(cx, step, sources[2], third);
+            let mut doubtful = false;
+            for lane in 0..WARP {
+                let (value, doubt) = fma32_fast(single(a[lane]), single(b[lane]), single(c[lane]));
+                values[lane] = kept(value);
+                doubtful |= doubt;
+            }
+            if doubtful {
+                for lane in 0..WARP {
+                    values[lane] = kept(fma32(single(a[lane]), single(b[lane]), single(c[lane])));
+                }
+            }
+        }
+        self.put(step, d, &values);
     }
 
     pub(super) fn float2(&mut self, cx: &Cx<'_>, step: Step, (f, m): (Float2, Mode), d: Reg, sources: [Src; 2]) {

@@ -108,8 +108,20 @@ pub(super) fn root(a: f64) -> f64 {
     odd(root, (-root).mul_add(root, a))
 }
 
-/// `a * b + c` in binary32, rounded once: the product of two binary32 is exact in binary64.
+/// `a * b + c` in binary32, and whether that may have been rounded twice: the product of two binary32 is exact in binary64, so the sum
+/// is rounded to binary64 and then to binary32. That is once too often only where the first made a number halfway between two
+/// binary32 ([`fma32`] knows which is right), or where the second makes a subnormal one.
 #[inline(always)]
+pub(super) fn fma32_fast(a: f32, b: f32, c: f32) -> (f32, bool) {
+    let sum = f64::from(a) * f64::from(b) + f64::from(c);
+    let bits = sum.to_bits();
+    let halfway = (bits as u32) << 3 == 1 << 31;
+    // Zero is exact.
+    let small = (bits >> 52) as u32 & 0x7ff <= 1023 - 126 && sum != 0.0;
+    (sum as f32, halfway | small)
+}
+
+/// `a * b + c` in binary32, rounded once.
 pub(super) fn fma32(a: f32, b: f32, c: f32) -> f32 {
     sum(f64::from(a) * f64::from(b), f64::from(c)) as f32
 }
@@ -206,6 +218,8 @@ mod tests {
             };
             let (a, b, c) = (next(), next(), next());
             assert_eq!(fma32(a, b, c), a.mul_add(b, c), "{a:e} {b:e} {c:e}");
+            let (fast, doubtful) = fma32_fast(a, b, c);
+            assert!(doubtful || fast == a.mul_add(b, c), "{a:e} {b:e} {c:e}");
         }
     }
 

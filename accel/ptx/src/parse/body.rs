@@ -364,7 +364,8 @@ impl<'a> Reader<'a> {
             line,
         };
         let first = self.program.code.insts.len();
-        let decoded = cursor.operands(body).and_then(|operands| {
+        let operands = decode::refuse_family(opcode, line).and_then(|()| cursor.operands(body));
+        let decoded = operands.and_then(|operands| {
             let statement = decode::Statement {
                 line,
                 opcode,

@@ -45,6 +45,10 @@ impl<'a> Reader<'a> {
                         return self.lexer.refuse("an attribute of a variable", "use neither managed nor unified variables");
                     }
                 }
+                Token::Dot(word @ ("texref" | "samplerref" | "surfref")) => {
+                    let advice = "textures and surfaces are not interpreted: read from global memory";
+                    return self.lexer.refuse(format!("a variable of type '.{word}'"), advice);
+                }
                 Token::Dot(word) => {
                     self.lexer.next()?;
                     let Some(t) = Type::parse(word).filter(|&t| t != Type::Pred) else {

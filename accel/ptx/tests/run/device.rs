@@ -2,13 +2,14 @@
 
 use accel_ptx::{Launch, LaunchError, Memory, Module, Program, Regions, Statistics};
 
-/// No kernel here needs more; one that does not end is found out soon.
+/// No kernel here needs more.
 const BUDGET: u64 = 200_000_000;
 
 /// A module with its memory.
 pub(crate) struct Device {
     pub(crate) memory: Regions,
     pub(crate) module: Module,
+    pub(crate) budget: u64,
 }
 
 /// A kernel's parameters, each at the next multiple of its size.
@@ -78,7 +79,11 @@ impl Device {
         let mut memory = Regions::new();
         let place = |memory: &mut Regions, size: u64, _| Ok(memory.allocate(usize::try_from(size).unwrap()));
         let module = Module::load(program, &mut memory, place).unwrap();
-        Self { memory, module }
+        Self {
+            memory,
+            module,
+            budget: BUDGET,
+        }
     }
 
     /// A copy of `values` on the device.
@@ -111,7 +116,7 @@ impl Device {
             block: [threads[0], threads[1], 1],
             dynamic_shared,
             parameters: &args.0,
-            budget: BUDGET,
+            budget: self.budget,
         };
         self.module.launch(kernel, &launch, &mut self.memory)
     }

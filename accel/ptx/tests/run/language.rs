@@ -248,6 +248,7 @@ fn what_is_not_aligned_ends_the_launch() {
 #[test]
 fn a_kernel_without_end_uses_its_budget_up() {
     let mut device = device();
+    device.budget = 1_000_000;
     let x = device.upload(&[0i32]);
     let error = device.try_run("endless_loop", ([1, 1], [64, 1]), 0, &Args::new().pointer(x)).unwrap_err();
     assert!(matches!(error, LaunchError::Timeout { .. }), "{error}");
