@@ -26,9 +26,12 @@ pub(super) fn decode<'a>(decoder: &mut Decoder<'a>, work: &mut Work<'_, 'a>) -> 
             let Operand::Other(label) = *work.operand(1)? else {
                 return work.wrong(1);
             };
-            let table = u32::try_from(work.program.code.tables.len()).unwrap_or(u32::MAX);
-            work.program.code.tables.push(Vec::new());
-            decoder.tables.push((table, label, work.statement.line));
+            let next = u32::try_from(work.program.code.tables.len()).unwrap_or(u32::MAX);
+            let table = *decoder.known_tables.entry(label).or_insert(next);
+            if table == next {
+                work.program.code.tables.push(Vec::new());
+                decoder.tables.push((table, label, work.statement.line));
+            }
             work.push(Op::BraIdx { table, a });
         }
         "call" => call(decoder, work)?,

@@ -7,6 +7,8 @@ mod float;
 mod integer;
 mod warp;
 
+use std::collections::HashMap;
+
 use crate::error::Refused;
 use crate::inst::{Address, Inst, NOWHERE, Op, Pred, Reg, Src};
 use crate::lex::cut;
@@ -32,6 +34,8 @@ pub(crate) struct Decoder<'a> {
     pub(crate) branches: Vec<(u32, &'a str, u32)>,
     /// Tables of branches, by the name of the list.
     pub(crate) tables: Vec<(u32, &'a str, u32)>,
+    /// The table of each list: a list is resolved once, however many branches use it.
+    known_tables: HashMap<&'a str, u32>,
 }
 
 /// One statement while it is decoded: modifiers are taken away, and none may be left.
@@ -67,13 +71,14 @@ pub(crate) fn refuse_family(opcode: &str, line: u32) -> Result<(), Refused> {
 }
 
 impl<'a> Decoder<'a> {
-    pub(crate) const fn new(function: u32, entry: bool) -> Self {
+    pub(crate) fn new(function: u32, entry: bool) -> Self {
         Self {
             function,
             entry,
             calls: Vec::new(),
             branches: Vec::new(),
             tables: Vec::new(),
+            known_tables: HashMap::new(),
         }
     }
 

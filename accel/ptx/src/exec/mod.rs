@@ -12,7 +12,7 @@ mod warp;
 
 use crate::error::{LaunchError, ThreadId};
 use crate::memory::{Memory, OutOfRange};
-use crate::parse::{MAX_LOCAL, MAX_SHARED};
+use crate::parse::{MAX_LOCAL, MAX_SHARED, shared_aligned};
 use crate::program::{Kernel, Program};
 
 /// Threads of a warp.
@@ -29,6 +29,8 @@ const BLOCK_BYTES: usize = 256 << 20;
 const MAX_THREADS: u32 = 1024;
 /// A warp carries out so many instructions before others have their turn.
 const WARP_TURN: u64 = 65_536;
+/// To begin a block costs as much as so many instructions of a thread, for each warp.
+const BLOCK_COST: u64 = 32;
 
 /// What a launch is given.
 #[derive(Debug, Clone, Copy)]
@@ -115,7 +117,7 @@ impl Module {
         check(kernel, launch)?;
         let threads = launch.block.iter().product::<u32>();
         let warps = threads.div_ceil(32);
-        let dynamic = (kernel.static_shared + 15) & !15;
+        let dynamic = shared_aligned(kernel.static_shared);
         let own = self.program.functions[kernel.function as usize].shared_bytes;
         let mut cx = Cx {
             program: &self.program,
@@ -125,7 +127,7 @@ impl Module {
             block: launch.block,
             block_id: [0; 3],
             warps,
-            module_shared: own,
+            module_shared: shared_aligned(own),
             dynamic_shared: dynamic,
             shared_size: dynamic + launch.dynamic_shared,
             shared: vec![0; (dynamic + launch.dynamic_shared) as usize],
@@ -141,6 +143,7 @@ impl Module {
                 for x in 0..launch.grid[0] {
                     cx.block_id = [x, y, z];
                     cx.shared.fill(0);
+                    cx.charge(BLOCK_COST * u64::from(warps) + cx.shared.len() as u64 / 64);
                     let run = block.run(&mut cx, kernel.function, memory);
                     run.map_err(|(warp, fault)| fault.told(launch, cx.block_id, warp))?;
                 }
@@ -175,7 +178,7 @@ fn check(kernel: &Kernel, launch: &Launch<'_>) -> Result<(), LaunchError> {
             return refuse("blocks in one direction", u64::from(size), u64::from(most));
         }
     }
-    let shared = u64::from((kernel.static_shared + 15) & !15) + u64::from(launch.dynamic_shared);
+    let shared = u64::from(shared_aligned(kernel.static_shared)) + u64::from(launch.dynamic_shared);
     if shared > u64::from(MAX_SHARED) {
         return refuse("shared memory", shared, u64::from(MAX_SHARED));
     }
@@ -220,6 +223,13 @@ struct Cx<'a> {
     warp_turn: u64,
     row_limit: usize,
     local_limit: usize,
+}
+
+impl Cx<'_> {
+    /// Takes what is no instruction, but costs time, off the budget.
+    const fn charge(&mut self, cost: u64) {
+        self.left = self.left.saturating_sub(cost);
+    }
 }
 
 /// Why threads of a warp stopped going on together.

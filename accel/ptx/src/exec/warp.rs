@@ -459,10 +459,11 @@ impl Warp {
         Ok(())
     }
 
-    fn call(&mut self, cx: &Cx<'_>, step: Step, site: u32, (pc, line): (u32, u32)) -> Result<(), Fault> {
-        let call = &cx.program.code.calls[site as usize];
-        let callee = &cx.program.functions[call.function as usize];
-        let caller = &cx.program.functions[call.caller as usize];
+    fn call(&mut self, cx: &mut Cx<'_>, step: Step, site: u32, (pc, line): (u32, u32)) -> Result<(), Fault> {
+        let program = cx.program;
+        let call = &program.code.calls[site as usize];
+        let callee = &program.functions[call.function as usize];
+        let caller = &program.functions[call.caller as usize];
         let base = step.base + caller.registers as usize;
         let first = step.active.trailing_zeros() as usize & 31;
         let shape = call.arguments.len() == callee.parameters.len() && call.results.len() == callee.results.len();
@@ -473,6 +474,9 @@ impl Warp {
             return Err(Fault::new(FaultKind::StackOverflow, first, line));
         }
         self.grow(base + callee.registers as usize);
+        // What is copied is no instruction, but takes its time.
+        let copied = callee.parameters.iter().chain(&callee.results).map(|slot| u64::from(slot.size));
+        cx.charge(copied.sum::<u64>() / 8 * u64::from(step.active.count_ones()));
         for lane in lanes(step.active) {
             let from = self.places.local[lane];
             let local = from + caller.local_bytes;

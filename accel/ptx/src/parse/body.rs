@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::operand::{Cursor, Names};
 use super::variable::{Declared, place};
-use super::{MAX_INSTRUCTIONS, MAX_LOCAL, MAX_REGISTERS, MAX_SHARED, Reader, Symbol};
+use super::{MAX_INSTRUCTIONS, MAX_LOCAL, MAX_PARAMETERS, MAX_REGISTERS, MAX_SHARED, Reader, Symbol};
 use crate::decode::{self, Decoder};
 use crate::error::Refused;
 use crate::inst::{Inst, NOWHERE, Op, Pred};
@@ -122,6 +122,10 @@ impl<'a> Reader<'a> {
         read?;
         self.push(Op::Ret)?;
         self.resolve(&mut body, &decoder);
+        if parameters.iter().chain(&results).map(|slot| slot.size).sum::<u32>() > MAX_PARAMETERS {
+            let what = format!("more than {MAX_PARAMETERS} bytes of parameters of a function");
+            return self.lexer.refuse(what, "pass a pointer to them");
+        }
         if body.local > MAX_LOCAL {
             let what = format!("{} bytes of local memory, {MAX_LOCAL} are allowed", body.local);
             return self.lexer.refuse(what, "use global memory");
@@ -129,7 +133,7 @@ impl<'a> Reader<'a> {
         let function = &mut self.program.functions[index as usize];
         function.entry = u32::try_from(first).unwrap_or(u32::MAX);
         function.registers = body.registers;
-        function.local_bytes = (body.local + 15) & !15;
+        function.local_bytes = (body.local + 127) & !127;
         function.shared_bytes = body.shared;
         function.parameters = parameters;
         function.results = results;
@@ -400,7 +404,9 @@ impl<'a> Reader<'a> {
     fn resolve(&mut self, body: &mut Body<'a>, decoder: &Decoder<'a>) {
         for &(at, label, line) in &decoder.branches {
             if let Some(&target) = body.labels.get(label) {
-                self.program.code.insts[at as usize].op = Op::Bra { target };
+                if let Some(inst) = self.program.code.insts.get_mut(at as usize) {
+                    inst.op = Op::Bra { target };
+                }
             } else {
                 body.refused.get_or_insert(no_label(label, line));
             }
@@ -419,7 +425,9 @@ impl<'a> Reader<'a> {
                     }
                 }
             }
-            self.program.code.tables[table as usize] = targets;
+            if let Some(table) = self.program.code.tables.get_mut(table as usize) {
+                *table = targets;
+            }
         }
     }
 }

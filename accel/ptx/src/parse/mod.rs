@@ -81,9 +81,14 @@ pub(crate) fn module(text: &str) -> Result<Program, Refused> {
     let shared = reader.module_shared;
     for kernel in &mut reader.program.kernels {
         let own = reader.program.functions[kernel.function as usize].shared_bytes;
-        kernel.static_shared = own.saturating_add(shared);
+        kernel.static_shared = if shared == 0 { own } else { shared_aligned(own) + shared };
     }
     Ok(reader.program)
+}
+
+/// Where the next part of a block's shared memory begins: no variable asks for more.
+pub(crate) const fn shared_aligned(end: u32) -> u32 {
+    (end + 127) & !127
 }
 
 impl<'a> Reader<'a> {

@@ -94,8 +94,8 @@ impl<'a> Reader<'a> {
     fn alignment(&mut self) -> Result<u32, Refused> {
         let align = self.lexer.count()?;
         match u32::try_from(align) {
-            Ok(align) if align.is_power_of_two() && align <= 4096 => Ok(align),
-            _ => self.lexer.refuse(format!("alignment {align}"), "use a power of two up to 4096"),
+            Ok(align) if align.is_power_of_two() && align <= 128 => Ok(align),
+            _ => self.lexer.refuse(format!("alignment {align}"), "use a power of two up to 128"),
         }
     }
 
