@@ -64,7 +64,9 @@ const CASES: [Case; 4] = [
 
 fn words(numbers: &[u32], pointers: &[u64]) -> Vec<u8> {
     let numbers = numbers.iter().flat_map(|number| number.to_le_bytes());
-    numbers.chain(pointers.iter().flat_map(|pointer| pointer.to_le_bytes())).collect()
+    numbers
+        .chain(pointers.iter().flat_map(|pointer| pointer.to_le_bytes()))
+        .collect()
 }
 
 /// Numbers in all that the parameters point to, as zeros are quicker than others.
@@ -80,7 +82,10 @@ fn fill(memory: &mut Regions, parameters: &[u8]) {
 }
 
 fn main() {
-    println!("{:12} {:>14} {:>14} {:>8} {:>16} {:>16}", "kernel", "of threads", "of warps", "seconds", "threads'/s", "warps'/s");
+    println!(
+        "{:12} {:>14} {:>14} {:>8} {:>16} {:>16}",
+        "kernel", "of threads", "of warps", "seconds", "threads'/s", "warps'/s"
+    );
     for case in CASES {
         let mut memory = Regions::new();
         let program = Program::parse(case.module).expect("the module is one of the tests'");
@@ -97,7 +102,9 @@ fn main() {
             budget: u64::MAX,
         };
         let begun = Instant::now();
-        let ran = module.expect("its variables have room").launch(case.name, &launch, &mut memory);
+        let ran = module
+            .expect("its variables have room")
+            .launch(case.name, &launch, &mut memory);
         let seconds = begun.elapsed().as_secs_f64();
         let took = ran.expect("the kernel ends");
         println!(

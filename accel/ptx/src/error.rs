@@ -66,7 +66,9 @@ pub enum LaunchError {
         allowed: u64,
     },
     /// An access outside of what the space has.
-    #[error("illegal address {address:#x} ({bytes} bytes, {space}) by {thread}, PTX line {line}; check the kernel's bounds")]
+    #[error(
+        "illegal address {address:#x} ({bytes} bytes, {space}) by {thread}, PTX line {line}; check the kernel's bounds"
+    )]
     IllegalAddress {
         /// The address, as the thread used it.
         address: u64,
@@ -80,7 +82,9 @@ pub enum LaunchError {
         line: u32,
     },
     /// An access whose address is no multiple of its size.
-    #[error("address {address:#x} is no multiple of {bytes}, by {thread}, PTX line {line}; align what the kernel is given")]
+    #[error(
+        "address {address:#x} is no multiple of {bytes}, by {thread}, PTX line {line}; align what the kernel is given"
+    )]
     Misaligned {
         /// The address.
         address: u64,
@@ -92,7 +96,9 @@ pub enum LaunchError {
         line: u32,
     },
     /// All threads that are left wait for others that do not come.
-    #[error("{waiting} threads wait for ever, the first is {thread} at PTX line {line} ({what}); let all threads reach it")]
+    #[error(
+        "{waiting} threads wait for ever, the first is {thread} at PTX line {line} ({what}); let all threads reach it"
+    )]
     Deadlock {
         /// How many wait.
         waiting: u32,

@@ -146,12 +146,18 @@ pub fn ptx(mut containers: &[u8]) -> Result<Vec<Ptx>, FatbinError> {
         let size = container_size(containers)?;
         let size = usize::try_from(size).map_err(|_| FatbinError::Large(size, MAX_CONTAINER))?;
         let begin = usize::from(u16_at(containers, 6)?);
-        let entries = containers.get(begin..size).ok_or(FatbinError::Short(containers.len()))?;
+        let entries = containers
+            .get(begin..size)
+            .ok_or(FatbinError::Short(containers.len()))?;
         read_entries(entries, &mut total, &mut found)?;
         containers = &containers[size..];
     }
     if found.is_empty() {
-        return Err(if containers.is_empty() { FatbinError::NoPtx } else { FatbinError::Short(containers.len()) });
+        return Err(if containers.is_empty() {
+            FatbinError::NoPtx
+        } else {
+            FatbinError::Short(containers.len())
+        });
     }
     Ok(found)
 }
@@ -193,9 +199,15 @@ fn read_ptx(header: &[u8], payload: &[u8]) -> Result<String, FatbinError> {
     let text = if flags & OTHER_COMPRESSION != 0 {
         return Err(FatbinError::Compression(flags));
     } else if flags & LZ4 != 0 {
-        lz4(payload.get(..compressed).ok_or(FatbinError::Short(payload.len()))?, room)?
+        lz4(
+            payload.get(..compressed).ok_or(FatbinError::Short(payload.len()))?,
+            room,
+        )?
     } else if flags & ZSTD != 0 {
-        zstd(payload.get(..compressed).ok_or(FatbinError::Short(payload.len()))?, room)?
+        zstd(
+            payload.get(..compressed).ok_or(FatbinError::Short(payload.len()))?,
+            room,
+        )?
     } else {
         payload.to_vec()
     };

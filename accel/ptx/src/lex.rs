@@ -143,7 +143,9 @@ impl<'a> Lexer<'a> {
             self.line = self.next_line;
             return self.refuse("a comment without an end", "end it with */");
         };
-        let lines = self.text.as_bytes()[self.at..self.at + end].iter().filter(|&&byte| byte == b'\n');
+        let lines = self.text.as_bytes()[self.at..self.at + end]
+            .iter()
+            .filter(|&&byte| byte == b'\n');
         self.next_line += u32::try_from(lines.count()).unwrap_or(u32::MAX);
         self.at += end + 2;
         Ok(())
@@ -237,7 +239,9 @@ fn parse_number(text: &str) -> Option<Token<'static>> {
     }
     let digits = text.strip_suffix('U').unwrap_or(text);
     let octal = digits.len() > 1 && digits.starts_with('0');
-    u64::from_str_radix(digits, if octal { 8 } else { 10 }).ok().map(Token::Integer)
+    u64::from_str_radix(digits, if octal { 8 } else { 10 })
+        .ok()
+        .map(Token::Integer)
 }
 
 /// At most so much of somebody's text is in a message.

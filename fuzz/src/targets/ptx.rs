@@ -94,7 +94,10 @@ fn run(program: Program) -> u64 {
         };
         match module.launch(&kernel.name, &launch, &mut memory) {
             Ok(took) => {
-                assert!(took.instructions <= BUDGET, "a budget of {BUDGET} was not kept: {took:?}");
+                assert!(
+                    took.instructions <= BUDGET,
+                    "a budget of {BUDGET} was not kept: {took:?}"
+                );
                 ended.push_str("ended");
             }
             Err(error) => ended.push_str(error.cuda().0),

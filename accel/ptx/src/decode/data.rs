@@ -9,10 +9,44 @@ use crate::types::{Space, Type};
 
 /// Hints and orderings that change nothing where threads run one after the other in one memory.
 const HINTS: [&str; 38] = [
-    "nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "volatile", "relaxed", "acquire", "release", "acq_rel", "sc", "weak", "mmio",
-    "cta", "cluster", "gpu", "sys", "L1::evict_normal", "L1::evict_unchanged", "L1::evict_first", "L1::evict_last",
-    "L1::no_allocate", "L2::64B", "L2::128B", "L2::256B", "L2::evict_last", "L2::evict_normal", "L2::evict_first", "unified",
-    "noftz", "L2", "L1", "constant", "coop", "keep",
+    "nc",
+    "ca",
+    "cg",
+    "cs",
+    "lu",
+    "cv",
+    "wb",
+    "wt",
+    "volatile",
+    "relaxed",
+    "acquire",
+    "release",
+    "acq_rel",
+    "sc",
+    "weak",
+    "mmio",
+    "cta",
+    "cluster",
+    "gpu",
+    "sys",
+    "L1::evict_normal",
+    "L1::evict_unchanged",
+    "L1::evict_first",
+    "L1::evict_last",
+    "L1::no_allocate",
+    "L2::64B",
+    "L2::128B",
+    "L2::256B",
+    "L2::evict_last",
+    "L2::evict_normal",
+    "L2::evict_first",
+    "unified",
+    "noftz",
+    "L2",
+    "L1",
+    "constant",
+    "coop",
+    "keep",
 ];
 
 pub(super) fn decode(work: &mut Work<'_, '_>, entry: bool) -> Result<(), Refused> {
@@ -248,7 +282,12 @@ fn moved(work: &mut Work<'_, '_>) -> Result<(), Refused> {
         };
         let (bits, count) = parts(work, t, registers.len())?;
         let targets = work.side_targets(&registers);
-        work.push(Op::Unpack { bits, count, targets, a });
+        work.push(Op::Unpack {
+            bits,
+            count,
+            targets,
+            a,
+        });
         return Ok(());
     }
     let d = work.dest(0)?;

@@ -50,7 +50,10 @@ fn mode(work: &mut Work<'_, '_>) -> Result<Mode, Refused> {
 pub(super) fn decode(work: &mut Work<'_, '_>) -> Result<(), Refused> {
     let opcode = work.statement.opcode;
     if work.take("approx") || work.take("full") {
-        if !matches!(opcode, "div" | "sqrt" | "rcp" | "rsqrt" | "sin" | "cos" | "ex2" | "lg2" | "tanh") {
+        if !matches!(
+            opcode,
+            "div" | "sqrt" | "rcp" | "rsqrt" | "sin" | "cos" | "ex2" | "lg2" | "tanh"
+        ) {
             return work.unknown();
         }
     } else if matches!(opcode, "sin" | "cos" | "lg2" | "rsqrt") {
@@ -60,7 +63,12 @@ pub(super) fn decode(work: &mut Work<'_, '_>) -> Result<(), Refused> {
     let mut m = mode(work)?;
     if opcode == "mad" || opcode == "fma" {
         work.done(4)?;
-        let (d, a, b, c) = (work.dest(0)?, work.source(1, m.t)?, work.source(2, m.t)?, work.source(3, m.t)?);
+        let (d, a, b, c) = (
+            work.dest(0)?,
+            work.source(1, m.t)?,
+            work.source(2, m.t)?,
+            work.source(3, m.t)?,
+        );
         work.push(Op::Fma { m, d, a, b, c });
         return Ok(());
     }
@@ -95,7 +103,10 @@ pub(super) fn decode(work: &mut Work<'_, '_>) -> Result<(), Refused> {
         "tanh" => Float1::Tanh,
         _ => return work.unknown(),
     };
-    let whole = matches!(f, Float1::Neg | Float1::Abs | Float1::Sqrt | Float1::Rcp | Float1::Rsqrt);
+    let whole = matches!(
+        f,
+        Float1::Neg | Float1::Abs | Float1::Sqrt | Float1::Rcp | Float1::Rsqrt
+    );
     if m.t == Type::F64 && !whole {
         return work.unknown();
     }
@@ -113,7 +124,12 @@ pub(super) fn convert_and_compare(work: &mut Work<'_, '_>) -> Result<(), Refused
         "selp" => {
             let t = work.take_type()?;
             work.done(4)?;
-            let (d, a, b, p) = (work.dest(0)?, work.source(1, t)?, work.source(2, t)?, work.predicate(3)?);
+            let (d, a, b, p) = (
+                work.dest(0)?,
+                work.source(1, t)?,
+                work.source(2, t)?,
+                work.predicate(3)?,
+            );
             work.push(Op::Selp { d, a, b, p });
             Ok(())
         }
@@ -125,7 +141,12 @@ pub(super) fn convert_and_compare(work: &mut Work<'_, '_>) -> Result<(), Refused
                 return work.unknown();
             }
             work.done(4)?;
-            let (d, a, b, c) = (work.dest(0)?, work.source(1, t)?, work.source(2, t)?, work.source(3, by)?);
+            let (d, a, b, c) = (
+                work.dest(0)?,
+                work.source(1, t)?,
+                work.source(2, t)?,
+                work.source(3, by)?,
+            );
             work.push(Op::Slct { t: by, d, a, b, c });
             Ok(())
         }
@@ -167,7 +188,11 @@ fn convert(work: &mut Work<'_, '_>) -> Result<(), Refused> {
         to,
         from,
         whole: whole.is_some() || (from.is_float() && !to.is_float()),
-        rounding: whole.or(plain).unwrap_or(if to.is_float() { Rounding::Nearest } else { Rounding::Zero }),
+        rounding: whole.or(plain).unwrap_or(if to.is_float() {
+            Rounding::Nearest
+        } else {
+            Rounding::Zero
+        }),
         ftz,
         sat,
         relu,
@@ -213,7 +238,15 @@ fn compare(work: &mut Work<'_, '_>) -> Result<(), Refused> {
         }
         work.done(3)?;
         let (d, a, b) = (work.dest(0)?, work.source(1, t)?, work.source(2, t)?);
-        work.push(Op::Set { cmp, t, to, ftz, d, a, b });
+        work.push(Op::Set {
+            cmp,
+            t,
+            to,
+            ftz,
+            d,
+            a,
+            b,
+        });
         return Ok(());
     }
     work.done(if boolean.is_some() { 4 } else { 3 })?;

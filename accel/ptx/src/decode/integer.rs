@@ -27,7 +27,11 @@ pub(super) fn decode(work: &mut Work<'_, '_>) -> Result<(), Refused> {
             Ok(())
         }
         "bfe" | "sad" => {
-            let f = if work.statement.opcode == "bfe" { Int3::Bfe } else { Int3::Sad };
+            let f = if work.statement.opcode == "bfe" {
+                Int3::Bfe
+            } else {
+                Int3::Sad
+            };
             let t = integer(work)?;
             three(work, f, t)
         }
@@ -101,7 +105,12 @@ fn two(work: &mut Work<'_, '_>, f: Int2, t: Int) -> Result<(), Refused> {
 fn three(work: &mut Work<'_, '_>, f: Int3, t: Int) -> Result<(), Refused> {
     work.done(4)?;
     let w = wide(t);
-    let (d, a, b, c) = (work.dest(0)?, work.source(1, w)?, work.source(2, w)?, work.source(3, w)?);
+    let (d, a, b, c) = (
+        work.dest(0)?,
+        work.source(1, w)?,
+        work.source(2, w)?,
+        work.source(3, w)?,
+    );
     work.push(Op::Int3 { f, t, d, a, b, c });
     Ok(())
 }

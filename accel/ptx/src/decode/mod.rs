@@ -65,7 +65,11 @@ fn whole_family(opcode: &str) -> Option<&'static str> {
 /// Refuses an instruction by its name, before its operands are looked at.
 pub(crate) fn refuse_family(opcode: &str, line: u32) -> Result<(), Refused> {
     match whole_family(opcode) {
-        Some(advice) => Err(Refused::new(line, format!("instruction '{opcode}' is not interpreted"), advice)),
+        Some(advice) => Err(Refused::new(
+            line,
+            format!("instruction '{opcode}' is not interpreted"),
+            advice,
+        )),
         None => Ok(()),
     }
 }
@@ -91,12 +95,10 @@ impl<'a> Decoder<'a> {
         };
         match opcode {
             "bra" | "brx" | "call" | "ret" | "exit" | "trap" => control::decode(self, &mut work),
-            "bar" | "barrier" | "shfl" | "vote" | "match" | "redux" | "activemask" | "membar" | "fence" | "nanosleep" => {
-                warp::decode(&mut work)
-            }
-            "ld" | "ldu" | "st" | "atom" | "red" | "mov" | "cvta" | "isspacep" | "prefetch" | "prefetchu" | "discard" => {
-                data::decode(&mut work, self.entry)
-            }
+            "bar" | "barrier" | "shfl" | "vote" | "match" | "redux" | "activemask" | "membar" | "fence"
+            | "nanosleep" => warp::decode(&mut work),
+            "ld" | "ldu" | "st" | "atom" | "red" | "mov" | "cvta" | "isspacep" | "prefetch" | "prefetchu"
+            | "discard" => data::decode(&mut work, self.entry),
             "cvt" | "setp" | "set" | "selp" | "slct" | "testp" => float::convert_and_compare(&mut work),
             _ if work.is_float() => float::decode(&mut work),
             _ => integer::decode(&mut work),
@@ -200,7 +202,11 @@ impl<'a> Work<'_, 'a> {
 
     fn wrong<T>(&self, index: usize) -> Result<T, Refused> {
         self.refuse(
-            format!("operand {} of '{}' is not what it takes", index + 1, self.statement.opcode),
+            format!(
+                "operand {} of '{}' is not what it takes",
+                index + 1,
+                self.statement.opcode
+            ),
             WRONG,
         )
     }

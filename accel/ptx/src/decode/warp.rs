@@ -31,7 +31,8 @@ pub(super) fn decode(work: &mut Work<'_, '_>) -> Result<(), Refused> {
         "bar" | "barrier" => barrier(work),
         _ => {
             if !work.take("sync") {
-                let advice = "use the form with .sync: compile for compute_70 or newer, or with __shfl_sync and its like";
+                let advice =
+                    "use the form with .sync: compile for compute_70 or newer, or with __shfl_sync and its like";
                 return work.refuse(format!("'{}' without a mask of threads", work.shown()), advice);
             }
             match work.statement.opcode {
@@ -196,7 +197,11 @@ fn matched(work: &mut Work<'_, '_>) -> Result<(), Refused> {
         return work.unknown();
     }
     work.done(3)?;
-    let what = if all { Together::MatchAll(t) } else { Together::MatchAny(t) };
+    let what = if all {
+        Together::MatchAll(t)
+    } else {
+        Together::MatchAny(t)
+    };
     let mut matched = empty(what, work.source(2, Type::U32)?);
     (matched.d, matched.p) = pair(work)?;
     matched.a = work.source(1, t)?;

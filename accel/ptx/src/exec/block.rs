@@ -103,7 +103,9 @@ impl Block {
                 Some(count) => {
                     let count = u32::try_from(warp.of_lane(cx, lane, count) & u64::from(u32::MAX)).unwrap_or(u32::MAX);
                     if count == 0 || !count.is_multiple_of(32) || count > self.threads.next_multiple_of(32) {
-                        return Err(illegal("a barrier for a count of threads that is no multiple of 32 within the block"));
+                        return Err(illegal(
+                            "a barrier for a count of threads that is no multiple of 32 within the block",
+                        ));
                     }
                     Some(count)
                 }
@@ -158,7 +160,17 @@ impl Block {
 
     fn deadlock(&self, cx: &Cx<'_>) -> (u32, Fault) {
         let waiting = self.warps.iter().map(|warp| warp.places.live.count_ones()).sum();
-        let mut found = (0, Fault::new(FaultKind::Deadlock { waiting, what: "nothing" }, 0, 0));
+        let mut found = (
+            0,
+            Fault::new(
+                FaultKind::Deadlock {
+                    waiting,
+                    what: "nothing",
+                },
+                0,
+                0,
+            ),
+        );
         for warp in &self.warps {
             let Some(lane) = lanes(warp.places.live).next() else {
                 continue;
@@ -169,7 +181,10 @@ impl Block {
                 "threads of its warp"
             };
             let line = cx.program.code.insts[warp.places.pc[lane] as usize].line;
-            found = (warp.number, Fault::new(FaultKind::Deadlock { waiting, what }, lane, line));
+            found = (
+                warp.number,
+                Fault::new(FaultKind::Deadlock { waiting, what }, lane, line),
+            );
             break;
         }
         found

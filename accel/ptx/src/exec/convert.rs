@@ -21,10 +21,14 @@ impl Warp {
                 self.map(cx, step, d, [a], |[a]| a & 0xffff_ffff);
             }
             (Type::S32, Type::U64 | Type::S64 | Type::B64) if !c.sat => {
-                self.map(cx, step, d, [a], |[a]| i64::from((a as u32).cast_signed()).cast_unsigned());
+                self.map(cx, step, d, [a], |[a]| {
+                    i64::from((a as u32).cast_signed()).cast_unsigned()
+                });
             }
             (Type::S32, Type::F32) if c.rounding == Rounding::Nearest && !c.sat => {
-                self.map(cx, step, d, [a], |[a]| u64::from(((a as u32).cast_signed() as f32).to_bits()));
+                self.map(cx, step, d, [a], |[a]| {
+                    u64::from(((a as u32).cast_signed() as f32).to_bits())
+                });
             }
             _ => self.map(cx, step, d, [a], |[a]| converted(c, a)),
         }
@@ -77,7 +81,11 @@ fn converted(c: Convert, bits: u64) -> u64 {
             Type::F32 => f64::from(if c.ftz { flushed(single(bits)) } else { single(bits) }),
             _ => half(c.from, bits as u16),
         };
-        return if c.to.is_float() { between(c, value) } else { to_integer(c, value) };
+        return if c.to.is_float() {
+            between(c, value)
+        } else {
+            to_integer(c, value)
+        };
     }
     let value = integer(c.from, bits);
     if c.to.is_float() {
@@ -144,6 +152,10 @@ fn between(c: Convert, value: f64) -> u64 {
             let rounded = if c.ftz { flushed(rounded) } else { rounded };
             u64::from(if rounded.is_nan() { NAN32 } else { rounded.to_bits() })
         }
-        _ => u64::from(to_half(c.to, value, if c.whole { Rounding::Nearest } else { c.rounding })),
+        _ => u64::from(to_half(
+            c.to,
+            value,
+            if c.whole { Rounding::Nearest } else { c.rounding },
+        )),
     }
 }

@@ -119,7 +119,13 @@ impl Warp {
     }
 
     #[inline(always)]
-    fn write<M: Memory + ?Sized>(&mut self, cx: &mut Cx<'_>, memory: &mut M, one: One, from: &[u8]) -> Result<(), Fault> {
+    fn write<M: Memory + ?Sized>(
+        &mut self,
+        cx: &mut Cx<'_>,
+        memory: &mut M,
+        one: One,
+        from: &[u8],
+    ) -> Result<(), Fault> {
         let into = match one.space {
             Space::Generic | Space::Global => {
                 return memory.store(one.address, from).map_err(|_| one.fault(one.address));
@@ -148,7 +154,13 @@ impl Warp {
             && let Src::Imm(base) = access.address.base
         {
             // The same for all threads.
-            let one = Self::checked(access, access.t.bytes(), base.wrapping_add_signed(access.address.offset), 0, line)?;
+            let one = Self::checked(
+                access,
+                access.t.bytes(),
+                base.wrapping_add_signed(access.address.offset),
+                0,
+                line,
+            )?;
             let mut bytes = [0; 8];
             self.read(cx, memory, one, &mut bytes[..one.bytes as usize])?;
             self.put(step, d, &[widened(bytes, access.t); WARP]);
@@ -193,7 +205,13 @@ impl Warp {
         let size = access.t.bytes() as usize;
         let count = usize::from(access.count);
         for lane in lanes(step.active) {
-            let one = Self::checked(access, access.t.bytes() * u32::from(access.count), addresses[lane], lane, line)?;
+            let one = Self::checked(
+                access,
+                access.t.bytes() * u32::from(access.count),
+                addresses[lane],
+                lane,
+                line,
+            )?;
             let mut bytes = [0; 64];
             self.read(cx, memory, one, &mut bytes[..size * count])?;
             for (values, bytes) in values.iter_mut().zip(bytes[..size * count].chunks_exact(size)) {
@@ -222,11 +240,20 @@ impl Warp {
         let size = access.t.bytes() as usize;
         let program = cx.program;
         let mut values = [[0; WARP]; 8];
-        for (row, &source) in values.iter_mut().zip(&program.code.operands[operands as usize..][..count]) {
+        for (row, &source) in values
+            .iter_mut()
+            .zip(&program.code.operands[operands as usize..][..count])
+        {
             *row = *self.fetch(cx, step, source, &mut [0; WARP]);
         }
         for lane in lanes(step.active) {
-            let one = Self::checked(access, access.t.bytes() * u32::from(access.count), addresses[lane], lane, line)?;
+            let one = Self::checked(
+                access,
+                access.t.bytes() * u32::from(access.count),
+                addresses[lane],
+                lane,
+                line,
+            )?;
             let mut bytes = [0; 64];
             for (bytes, values) in bytes.chunks_exact_mut(size).zip(&values[..count]) {
                 bytes.copy_from_slice(&values[lane].to_le_bytes()[..size]);
@@ -277,12 +304,27 @@ impl Warp {
 }
 
 /// What an atomic access leaves in memory.
-#[expect(clippy::cast_possible_truncation, reason = "a register's upper bits are not part of a narrower number")]
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "a register's upper bits are not part of a narrower number"
+)]
 fn updated(f: Atomic, t: Type, old: u64, b: u64, c: u64) -> u64 {
     let wide = t.bytes() == 8;
-    let low = |value: u64| if wide { value } else { value & (u64::MAX >> (64 - 8 * t.bytes())) };
+    let low = |value: u64| {
+        if wide {
+            value
+        } else {
+            value & (u64::MAX >> (64 - 8 * t.bytes()))
+        }
+    };
     let (old, b, c) = (low(old), low(b), low(c));
-    let signed = |value: u64| if wide { value.cast_signed() } else { i64::from((value as u32).cast_signed()) };
+    let signed = |value: u64| {
+        if wide {
+            value.cast_signed()
+        } else {
+            i64::from((value as u32).cast_signed())
+        }
+    };
     match f {
         Atomic::Add => match t {
             Type::F32 => u64::from((f32::from_bits(old as u32) + f32::from_bits(b as u32)).to_bits()),
@@ -297,16 +339,46 @@ fn updated(f: Atomic, t: Type, old: u64, b: u64, c: u64) -> u64 {
             }
             _ => old.wrapping_add(b),
         },
-        Atomic::Min if t.is_signed() => if signed(b) < signed(old) { b } else { old },
-        Atomic::Max if t.is_signed() => if signed(b) > signed(old) { b } else { old },
+        Atomic::Min if t.is_signed() => {
+            if signed(b) < signed(old) {
+                b
+            } else {
+                old
+            }
+        }
+        Atomic::Max if t.is_signed() => {
+            if signed(b) > signed(old) {
+                b
+            } else {
+                old
+            }
+        }
         Atomic::Min => old.min(b),
         Atomic::Max => old.max(b),
         Atomic::And => old & b,
         Atomic::Or => old | b,
         Atomic::Xor => old ^ b,
         Atomic::Exch => b,
-        Atomic::Cas => if old == b { c } else { old },
-        Atomic::Inc => if old >= b { 0 } else { old + 1 },
-        Atomic::Dec => if old == 0 || old > b { b } else { old - 1 },
+        Atomic::Cas => {
+            if old == b {
+                c
+            } else {
+                old
+            }
+        }
+        Atomic::Inc => {
+            if old >= b {
+                0
+            } else {
+                old + 1
+            }
+        }
+        Atomic::Dec => {
+            if old == 0 || old > b {
+                b
+            } else {
+                old - 1
+            }
+        }
     }
 }

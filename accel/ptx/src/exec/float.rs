@@ -7,11 +7,11 @@
 
 use std::cmp::Ordering;
 
-use super::{Cx, WARP};
 use super::numbers::{
     BF16, F16, F32, NAN32, fma32, fma32_fast, from_bf16, from_f16, quotient, root, round, sum, to_bf16, to_f16,
 };
 use super::warp::{Step, Warp};
+use super::{Cx, WARP};
 use crate::inst::{Float1, Float2, Mode, Reg, Src, Testp};
 use crate::types::{Compare, Rounding, Type};
 
@@ -22,7 +22,11 @@ pub(super) fn single(bits: u64) -> f32 {
 
 #[inline(always)]
 pub(super) fn flushed(value: f32) -> f32 {
-    if value.is_subnormal() { 0.0f32.copysign(value) } else { value }
+    if value.is_subnormal() {
+        0.0f32.copysign(value)
+    } else {
+        value
+    }
 }
 
 /// A binary32 as it is kept: there is one NaN.
@@ -81,7 +85,11 @@ fn before(f: Float2, a: f64, b: f64) -> f64 {
 
 /// A half of either kind, as binary64.
 pub(super) fn half(t: Type, bits: u16) -> f64 {
-    if matches!(t, Type::F16 | Type::F16x2) { from_f16(bits) } else { from_bf16(bits) }
+    if matches!(t, Type::F16 | Type::F16x2) {
+        from_f16(bits)
+    } else {
+        from_bf16(bits)
+    }
 }
 
 /// Rounds to a half of either kind.
@@ -123,7 +131,9 @@ impl Warp {
                 let [a, b, c] = operands.map(f64::from_bits);
                 a.mul_add(b, c).to_bits()
             }),
-            _ => self.map(cx, step, d, sources, |operands| halves(m, operands, |[a, b, c]| sum(a * b, c))),
+            _ => self.map(cx, step, d, sources, |operands| {
+                halves(m, operands, |[a, b, c]| sum(a * b, c))
+            }),
         }
     }
 
@@ -171,12 +181,16 @@ impl Warp {
             (Type::F64, Float2::Div) => self.doubles(cx, step, d, sources, |a, b| a / b),
             (Type::F64, Float2::Copysign) => self.doubles(cx, step, d, sources, |a, b| b.copysign(a)),
             (Type::F64, _) => self.doubles(cx, step, d, sources, |a, b| extreme(f, a, b)),
-            _ => self.map(cx, step, d, sources, |operands| halves(m, operands, |[a, b]| before(f, a, b))),
+            _ => self.map(cx, step, d, sources, |operands| {
+                halves(m, operands, |[a, b]| before(f, a, b))
+            }),
         }
     }
 
     fn doubles(&mut self, cx: &Cx<'_>, step: Step, d: Reg, sources: [Src; 2], f: impl Fn(f64, f64) -> f64) {
-        self.map(cx, step, d, sources, |[a, b]| f(f64::from_bits(a), f64::from_bits(b)).to_bits());
+        self.map(cx, step, d, sources, |[a, b]| {
+            f(f64::from_bits(a), f64::from_bits(b)).to_bits()
+        });
     }
 
     pub(super) fn float1(&mut self, cx: &Cx<'_>, step: Step, (f, m): (Float1, Mode), d: Reg, a: Src) {
@@ -196,11 +210,13 @@ impl Warp {
             (Float1::Neg, _) => self.map(cx, step, d, [a], |[a]| a ^ signs),
             (Float1::Abs, _) => self.map(cx, step, d, [a], |[a]| a & !signs),
             (_, Type::F64) => self.map(cx, step, d, [a], |[a]| unary(f, f64::from_bits(a)).to_bits()),
-            (Float1::Sqrt | Float1::Rcp, Type::F32) if m.rounding != Rounding::Nearest => self.map(cx, step, d, [a], |[a]| {
-                let a = f64::from(if m.ftz { flushed(single(a)) } else { single(a) });
-                let exact = if f == Float1::Sqrt { root(a) } else { quotient(1.0, a) };
-                finished(m, round(exact, F32, m.rounding) as f32)
-            }),
+            (Float1::Sqrt | Float1::Rcp, Type::F32) if m.rounding != Rounding::Nearest => {
+                self.map(cx, step, d, [a], |[a]| {
+                    let a = f64::from(if m.ftz { flushed(single(a)) } else { single(a) });
+                    let exact = if f == Float1::Sqrt { root(a) } else { quotient(1.0, a) };
+                    finished(m, round(exact, F32, m.rounding) as f32)
+                })
+            }
             (Float1::Sqrt, Type::F32) => self.map(cx, step, d, [a], |[a]| {
                 finished(m, if m.ftz { flushed(single(a)) } else { single(a) }.sqrt())
             }),
@@ -234,7 +250,13 @@ impl Warp {
     }
 
     /// A bit for each thread whose numbers compare as is asked.
-    pub(super) fn compare(&self, cx: &Cx<'_>, step: Step, (cmp, t, ftz): (Compare, Type, bool), sources: [Src; 2]) -> u32 {
+    pub(super) fn compare(
+        &self,
+        cx: &Cx<'_>,
+        step: Step,
+        (cmp, t, ftz): (Compare, Type, bool),
+        sources: [Src; 2],
+    ) -> u32 {
         match t {
             Type::F32 => self.test(cx, step, sources, |operands| {
                 let [a, b] = operands.map(|bits| if ftz { flushed(single(bits)) } else { single(bits) });
@@ -268,7 +290,14 @@ impl Warp {
     }
 
     /// A comparison whose answer is a number: all ones, or 1.0 in a floating-point format.
-    pub(super) fn set(&mut self, cx: &Cx<'_>, step: Step, (cmp, t, to, ftz): (Compare, Type, Type, bool), d: Reg, sources: [Src; 2]) {
+    pub(super) fn set(
+        &mut self,
+        cx: &Cx<'_>,
+        step: Step,
+        (cmp, t, to, ftz): (Compare, Type, Type, bool),
+        d: Reg,
+        sources: [Src; 2],
+    ) {
         let yes = match to {
             Type::F32 => u64::from(1f32.to_bits()),
             Type::F16 | Type::F16x2 => 0x3c00,

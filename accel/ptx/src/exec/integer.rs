@@ -62,12 +62,20 @@ macro_rules! word {
             }
             #[inline(always)]
             fn rem(self, other: Self) -> Self {
-                if other == 0 { self } else { self.wrapping_rem(other) }
+                if other == 0 {
+                    self
+                } else {
+                    self.wrapping_rem(other)
+                }
             }
             #[inline(always)]
             fn shr(self, by: u32) -> Self {
                 let most = Self::BITS - 1;
-                if $signed || by <= most { self >> by.min(most) } else { 0 }
+                if $signed || by <= most {
+                    self >> by.min(most)
+                } else {
+                    0
+                }
             }
         }
     };
@@ -128,15 +136,25 @@ impl Warp {
             Int1::Not => self.map(cx, step, d, [a], |[a]| !a & all),
             Int1::Cnot => self.map(cx, step, d, [a], |[a]| u64::from(a & all == 0)),
             Int1::Popc => self.map(cx, step, d, [a], |[a]| u64::from((a & all).count_ones())),
-            Int1::Clz => self.map(cx, step, d, [a], |[a]| u64::from((a & all).leading_zeros() + T::BITS - 64)),
+            Int1::Clz => self.map(cx, step, d, [a], |[a]| {
+                u64::from((a & all).leading_zeros() + T::BITS - 64)
+            }),
             Int1::Brev => self.map(cx, step, d, [a], |[a]| a.reverse_bits() >> (64 - T::BITS)),
             Int1::Bfind | Int1::BfindShift => self.map(cx, step, d, [a], |[a]| {
-                let bits = if T::SIGNED && T::get(a) < T::get(0) { !a & all } else { a & all };
+                let bits = if T::SIGNED && T::get(a) < T::get(0) {
+                    !a & all
+                } else {
+                    a & all
+                };
                 if bits == 0 {
                     return ones(32);
                 }
                 let highest = 63 - bits.leading_zeros();
-                u64::from(if f == Int1::Bfind { highest } else { T::BITS - 1 - highest })
+                u64::from(if f == Int1::Bfind {
+                    highest
+                } else {
+                    T::BITS - 1 - highest
+                })
             }),
         }
     }
@@ -154,7 +172,11 @@ impl Warp {
             Int2::MulWide => self.map(cx, step, d, sources, |[a, b]| product::<T>(a, b)),
             Int2::Mul24Lo => self.map(cx, step, d, sources, |[a, b]| {
                 let part = |value: u64| {
-                    if T::SIGNED { i64::from((value as i32) << 8 >> 8) } else { (value & ones(24)) as i64 }
+                    if T::SIGNED {
+                        i64::from((value as i32) << 8 >> 8)
+                    } else {
+                        (value & ones(24)) as i64
+                    }
                 };
                 part(a).wrapping_mul(part(b)) as u64 & ones(32)
             }),
@@ -175,7 +197,9 @@ impl Warp {
 
     fn three<T: Word>(&mut self, cx: &Cx<'_>, step: Step, f: Int3, d: Reg, sources: [Src; 3]) {
         match f {
-            Int3::MadLo => self.map(cx, step, d, sources, |[a, b, c]| T::get(a).mul(T::get(b)).add(T::get(c)).put()),
+            Int3::MadLo => self.map(cx, step, d, sources, |[a, b, c]| {
+                T::get(a).mul(T::get(b)).add(T::get(c)).put()
+            }),
             Int3::MadHi => self.map(cx, step, d, sources, |[a, b, c]| high::<T>(a, b).add(T::get(c)).put()),
             Int3::MadHiSat => self.map(cx, step, d, sources, |[a, b, c]| {
                 let sum = high::<T>(a, b).wide() + T::get(c).wide();
@@ -187,7 +211,9 @@ impl Warp {
                 let distance = if a < b { b.sub(a) } else { a.sub(b) };
                 T::get(c).add(distance).put()
             }),
-            _ => self.map(cx, step, d, sources, |[a, b, c]| field::<T>(a, b as u32 & 0xff, c as u32 & 0xff)),
+            _ => self.map(cx, step, d, sources, |[a, b, c]| {
+                field::<T>(a, b as u32 & 0xff, c as u32 & 0xff)
+            }),
         }
     }
 
@@ -201,7 +227,9 @@ impl Warp {
                 ((u128::from(joined(a, b)) << by) >> 32) as u64 & ones(32)
             }),
             Int3::ShfRightWrap => self.map(cx, step, d, sources, |[a, b, c]| joined(a, b) >> (c & 31) & ones(32)),
-            Int3::ShfRightClamp => self.map(cx, step, d, sources, |[a, b, c]| joined(a, b) >> (c & ones(32)).min(32) & ones(32)),
+            Int3::ShfRightClamp => self.map(cx, step, d, sources, |[a, b, c]| {
+                joined(a, b) >> (c & ones(32)).min(32) & ones(32)
+            }),
             Int3::Lop3(table) => self.map(cx, step, d, sources, |[a, b, c]| logic(table, a, b, c) & ones(32)),
             Int3::Dp4aSS | Int3::Dp4aSU | Int3::Dp4aUS | Int3::Dp4aUU => {
                 let (a_signed, b_signed) = (
@@ -213,7 +241,9 @@ impl Warp {
                     if signed { i64::from(byte as i8) } else { i64::from(byte) }
                 };
                 self.map(cx, step, d, sources, |[a, b, c]| {
-                    let sum: i64 = (0..4).map(|index| part(a, index, a_signed) * part(b, index, b_signed)).sum();
+                    let sum: i64 = (0..4)
+                        .map(|index| part(a, index, a_signed) * part(b, index, b_signed))
+                        .sum();
                     (c as i64).wrapping_add(sum) as u64 & ones(32)
                 });
             }
@@ -247,21 +277,42 @@ impl Warp {
         }
     }
 
-    pub(super) fn add_carry(&mut self, cx: &Cx<'_>, step: Step, (carry, subtract, t): (Carry, bool, Int), d: Reg, sources: [Src; 2]) {
+    pub(super) fn add_carry(
+        &mut self,
+        cx: &Cx<'_>,
+        step: Step,
+        (carry, subtract, t): (Carry, bool, Int),
+        d: Reg,
+        sources: [Src; 2],
+    ) {
         let bits = if matches!(t, Int::U64 | Int::S64) { 64 } else { 32 };
         let total = |a: u64, b: u64, carried: bool| {
             let (a, b) = (u128::from(a & ones(bits)), u128::from(b & ones(bits)));
-            // Taking away is adding the complement; what is borrowed is the carry's opposite.
+            // Taking away is adding the complement and one: the flag is set where nothing was borrowed. PTX's manual calls the flag
+            // "borrow", but code that nvcc makes (division of 128 bits) reads it by `addc` after `subc.cc`, and counts on this.
             if subtract {
-                a.wrapping_sub(b).wrapping_sub(u128::from(carried))
+                a + u128::from(!(b as u64) & ones(bits)) + u128::from(carried || !carry.reads)
             } else {
                 a + b + u128::from(carried)
             }
         };
-        self.carried(cx, step, (carry, bits, d), [sources[0], sources[1], Src::Imm(0)], |[a, b, _], carried| total(a, b, carried));
+        self.carried(
+            cx,
+            step,
+            (carry, bits, d),
+            [sources[0], sources[1], Src::Imm(0)],
+            |[a, b, _], carried| total(a, b, carried),
+        );
     }
 
-    pub(super) fn mad_carry(&mut self, cx: &Cx<'_>, step: Step, (carry, upper, t): (Carry, bool, Int), d: Reg, sources: [Src; 3]) {
+    pub(super) fn mad_carry(
+        &mut self,
+        cx: &Cx<'_>,
+        step: Step,
+        (carry, upper, t): (Carry, bool, Int),
+        d: Reg,
+        sources: [Src; 3],
+    ) {
         let bits = if matches!(t, Int::U64 | Int::S64) { 64 } else { 32 };
         let part = |a: u64, b: u64| -> u64 {
             match (t, upper) {
@@ -326,7 +377,11 @@ fn field<T: Word>(a: u64, at: u32, length: u32) -> u64 {
         0
     };
     let filling = if sign == 1 { u64::MAX } else { 0 };
-    let mut value = if at > highest { filling } else { (a & ones(T::BITS)) >> at };
+    let mut value = if at > highest {
+        filling
+    } else {
+        (a & ones(T::BITS)) >> at
+    };
     let there = length.min(T::BITS.saturating_sub(at));
     value = value & ones(there) | filling & !ones(there);
     value & ones(T::BITS)
@@ -360,7 +415,11 @@ fn permuted(f: Int3, bytes: u64, selector: u64) -> u64 {
             }
         };
         let byte = bytes >> (8 * byte) & 0xff;
-        if sign { if byte & 0x80 == 0 { 0 } else { 0xff } } else { byte }
+        if sign {
+            if byte & 0x80 == 0 { 0 } else { 0xff }
+        } else {
+            byte
+        }
     };
     (0..4).fold(0, |all, index| all | chosen(index) << (8 * index))
 }

@@ -98,7 +98,11 @@ impl Module {
     /// Where a variable is, and its size.
     #[must_use]
     pub fn variable(&self, name: &str) -> Option<(u64, u64)> {
-        let index = self.program.variables.iter().position(|variable| variable.name == name)?;
+        let index = self
+            .program
+            .variables
+            .iter()
+            .position(|variable| variable.name == name)?;
         Some((self.addresses[index], self.program.variables[index].size))
     }
 
@@ -157,14 +161,11 @@ impl Module {
 }
 
 fn check(kernel: &Kernel, launch: &Launch<'_>) -> Result<(), LaunchError> {
-    let refuse = |what, given: u64, allowed: u64| {
-        Err(LaunchError::Configuration {
-            what,
-            given,
-            allowed,
-        })
-    };
-    let threads = launch.block.iter().fold(1u64, |product, &size| product.saturating_mul(u64::from(size)));
+    let refuse = |what, given: u64, allowed: u64| Err(LaunchError::Configuration { what, given, allowed });
+    let threads = launch
+        .block
+        .iter()
+        .fold(1u64, |product, &size| product.saturating_mul(u64::from(size)));
     let most = kernel.max_threads.unwrap_or(MAX_THREADS).min(MAX_THREADS);
     if threads == 0 || threads > u64::from(most) {
         return refuse("threads of a block", threads, u64::from(most));
@@ -253,9 +254,19 @@ struct Fault {
 
 #[derive(Debug, Clone, Copy)]
 enum FaultKind {
-    Address { address: u64, bytes: u32, space: &'static str },
-    Misaligned { address: u64, bytes: u32 },
-    Deadlock { waiting: u32, what: &'static str },
+    Address {
+        address: u64,
+        bytes: u32,
+        space: &'static str,
+    },
+    Misaligned {
+        address: u64,
+        bytes: u32,
+    },
+    Deadlock {
+        waiting: u32,
+        what: &'static str,
+    },
     Timeout,
     Trap,
     Assert,

@@ -62,7 +62,11 @@ pub(super) fn round(value: f64, format: Format, rounding: Rounding) -> f64 {
     let step = power(exponent.max(format.least) - format.fraction);
     let rounded = whole(value / step, rounding) * step;
     if rounded.abs() <= format.max {
-        return if rounded == 0.0 { 0.0f64.copysign(value) } else { rounded };
+        return if rounded == 0.0 {
+            0.0f64.copysign(value)
+        } else {
+            rounded
+        };
     }
     let infinite = match rounding {
         Rounding::Nearest => true,
@@ -80,7 +84,11 @@ pub(super) fn odd(sum: f64, error: f64) -> f64 {
     let bits = sum.to_bits();
     let inexact = error != 0.0 && sum.is_finite() && bits & 1 == 0 && sum != 0.0;
     let outwards = (error > 0.0) == (sum > 0.0);
-    let other = if outwards { bits.wrapping_add(1) } else { bits.wrapping_sub(1) };
+    let other = if outwards {
+        bits.wrapping_add(1)
+    } else {
+        bits.wrapping_sub(1)
+    };
     f64::from_bits(if inexact { other } else { bits })
 }
 
@@ -191,7 +199,9 @@ mod tests {
     fn rounding_to_binary32_is_the_processors() {
         let mut state = 1u64;
         for _ in 0..100_000 {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             let exponent = 1023 - 160 + (state >> 33) % 300;
             let value = f64::from_bits((state & 0x800f_ffff_ffff_ffff) | (exponent << 52));
             let nearest = value as f32;
@@ -206,13 +216,22 @@ mod tests {
     fn a_product_and_a_sum_are_rounded_once() {
         // Half of the last place, and a little more or less: rounding in two steps loses what decides.
         let (a, b) = (1.0f32 + f32::EPSILON, 1.0f32 - f32::EPSILON / 2.0);
-        for c in [f32::MIN_POSITIVE, -f32::MIN_POSITIVE, 1e-30, 3.0e-8, 5.960_464_5e-8, -1.0] {
+        for c in [
+            f32::MIN_POSITIVE,
+            -f32::MIN_POSITIVE,
+            1e-30,
+            3.0e-8,
+            5.960_464_5e-8,
+            -1.0,
+        ] {
             assert_eq!(fma32(a, b, c), a.mul_add(b, c), "{c:e}");
         }
         let mut state = 7u64;
         for _ in 0..100_000 {
             let mut next = || {
-                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                state = state
+                    .wrapping_mul(6_364_136_223_846_793_005)
+                    .wrapping_add(1_442_695_040_888_963_407);
                 let exponent = 100 + (state >> 40) as u32 % 54;
                 f32::from_bits((((state >> 20) as u32) & 0x807f_ffff) | (exponent << 23))
             };

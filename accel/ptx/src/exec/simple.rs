@@ -19,8 +19,20 @@ impl Warp {
             Op::Load1 { ref access, d } => return self.load_one(cx, memory, step, (access, d, line)),
             Op::Load { ref access, targets } => return self.load(cx, memory, step, (access, targets, line)),
             Op::Store { ref access, operands } => return self.store(cx, memory, step, (access, operands, line)),
-            Op::Atomic { f, space, t, d, address, operands } => {
-                let access = Access { space, t, count: 1, address };
+            Op::Atomic {
+                f,
+                space,
+                t,
+                d,
+                address,
+                operands,
+            } => {
+                let access = Access {
+                    space,
+                    t,
+                    count: 1,
+                    address,
+                };
                 return self.atomic(cx, memory, step, (f, &access, d, operands, line));
             }
             Op::Mov { d, a } => self.map(cx, step, d, [a], |[a]| a),
@@ -31,8 +43,21 @@ impl Warp {
                 let sources = four(cx, operands);
                 self.bfi(cx, step, t, d, sources);
             }
-            Op::AddCarry { carry, subtract, t, d, a, b } => self.add_carry(cx, step, (carry, subtract, t), d, [a, b]),
-            Op::MadCarry { carry, high, t, d, operands } => {
+            Op::AddCarry {
+                carry,
+                subtract,
+                t,
+                d,
+                a,
+                b,
+            } => self.add_carry(cx, step, (carry, subtract, t), d, [a, b]),
+            Op::MadCarry {
+                carry,
+                high,
+                t,
+                d,
+                operands,
+            } => {
                 let [a, b, c, _] = four(cx, operands);
                 self.mad_carry(cx, step, (carry, high, t), d, [a, b, c]);
             }
@@ -42,14 +67,33 @@ impl Warp {
             Op::Cvt { c, d, a } => self.convert(cx, step, c, d, a),
             Op::CvtPair { c, d, a, b } => self.convert_pair(cx, step, c, d, [a, b]),
             Op::Testp { kind, t, d, a } => self.testp(cx, step, (kind, t), d, a),
-            Op::Setp { cmp, t, ftz, join, d, q, a, b } => {
+            Op::Setp {
+                cmp,
+                t,
+                ftz,
+                join,
+                d,
+                q,
+                a,
+                b,
+            } => {
                 let held = self.compare(cx, step, (cmp, t, ftz), [a, b]);
                 let join = join.map(|(boolean, pred)| (boolean, self.pred(pred, step.base)));
                 self.set_pred(step, d, joined(held, join));
                 self.set_pred(step, q, joined(!held, join));
             }
-            Op::Set { cmp, t, to, ftz, d, a, b } => self.set(cx, step, (cmp, t, to, ftz), d, [a, b]),
-            Op::Slct { t, d, a, b, c } => self.map(cx, step, d, [a, b, c], |[a, b, c]| if chosen(t, c) { a } else { b }),
+            Op::Set {
+                cmp,
+                t,
+                to,
+                ftz,
+                d,
+                a,
+                b,
+            } => self.set(cx, step, (cmp, t, to, ftz), d, [a, b]),
+            Op::Slct { t, d, a, b, c } => {
+                self.map(cx, step, d, [a, b, c], |[a, b, c]| if chosen(t, c) { a } else { b })
+            }
             Op::Selp { d, a, b, p } => self.select(cx, step, d, ([a, b], self.pred(p, step.base))),
             Op::Preds { f, d, a, b } => {
                 let (a, b) = (self.pred(a, step.base), self.pred(b, step.base));
@@ -61,8 +105,18 @@ impl Warp {
                 let held = self.test(cx, step, [a], |[a]| data::is_in(space, a));
                 self.set_pred(step, d, held);
             }
-            Op::Pack { d, bits, count, operands } => self.pack(cx, step, d, (bits, count, operands)),
-            Op::Unpack { bits, count, targets, a } => self.unpack(cx, step, a, (bits, count, targets)),
+            Op::Pack {
+                d,
+                bits,
+                count,
+                operands,
+            } => self.pack(cx, step, d, (bits, count, operands)),
+            Op::Unpack {
+                bits,
+                count,
+                targets,
+                a,
+            } => self.unpack(cx, step, a, (bits, count, targets)),
             Op::ActiveMask { d } => self.map(cx, step, d, [], |[]| u64::from(step.active)),
             // The others are carried out where threads are told apart.
             Op::Nop
@@ -133,7 +187,10 @@ const fn joined(held: u32, join: Option<(Boolean, u32)>) -> u32 {
 }
 
 /// Whether `slct` takes its first value.
-#[expect(clippy::cast_possible_truncation, reason = "the number is in the register's lower half")]
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "the number is in the register's lower half"
+)]
 fn chosen(t: Type, c: u64) -> bool {
     match t {
         Type::F32 => f32::from_bits(c as u32) >= 0.0,

@@ -17,7 +17,8 @@ impl Warp {
     /// Whether exactly the threads that are active are those which their masks name.
     pub(super) fn all_here(&self, cx: &Cx<'_>, step: Step, collective: &Collective) -> bool {
         let masks = self.fetch(cx, step, collective.mask, &mut [0; WARP]).to_owned();
-        lanes(step.active).all(|lane| masks[lane] & u64::from(self.places.live) == u64::from(step.active) && named(masks[lane], lane))
+        lanes(step.active)
+            .all(|lane| masks[lane] & u64::from(self.places.live) == u64::from(step.active) && named(masks[lane], lane))
     }
 
     fn waits_for<'p>(&self, cx: &Cx<'p>, lane: usize) -> Option<(&'p Collective, u32)> {
@@ -172,7 +173,11 @@ fn shuffled(what: Together, set: u32, lane: usize, brought: &Brought) -> (u64, b
             (source, source <= most)
         }
     };
-    let source = if within { usize::try_from(source).unwrap_or(lane) & 31 } else { lane };
+    let source = if within {
+        usize::try_from(source).unwrap_or(lane) & 31
+    } else {
+        lane
+    };
     // Of a thread that takes no part nothing is known; PTX leaves the result open.
     let source = if set >> source & 1 == 1 { source } else { lane };
     (brought.a[source], within)

@@ -216,7 +216,11 @@ impl Warp {
         let program = cx.program;
         let base = self.places.base[mask.trailing_zeros() as usize & 31] as usize;
         let weight = u64::from(mask.count_ones());
-        let mut steps = if limit == u32::MAX { cx.warp_turn } else { u64::from(TURN) };
+        let mut steps = if limit == u32::MAX {
+            cx.warp_turn
+        } else {
+            u64::from(TURN)
+        };
         loop {
             if pc >= limit || steps == 0 {
                 self.stand(mask, pc);
@@ -225,7 +229,10 @@ impl Warp {
             let inst: &Inst = &program.code.insts[pc as usize];
             steps -= 1;
             cx.executed += 1;
-            cx.left = cx.left.checked_sub(weight).ok_or(Fault::new(FaultKind::Timeout, 0, inst.line))?;
+            cx.left = cx
+                .left
+                .checked_sub(weight)
+                .ok_or(Fault::new(FaultKind::Timeout, 0, inst.line))?;
             let active = mask & self.guarded(inst.guard, base);
             let step = Step { active, base };
             match inst.op {
@@ -402,7 +409,11 @@ impl Warp {
             *target = *values;
         } else {
             for lane in 0..WARP {
-                target[lane] = if step.active >> lane & 1 == 1 { values[lane] } else { target[lane] };
+                target[lane] = if step.active >> lane & 1 == 1 {
+                    values[lane]
+                } else {
+                    target[lane]
+                };
             }
         }
     }
@@ -435,7 +446,13 @@ impl Warp {
 
     /// A bit for each thread.
     #[inline(always)]
-    pub(super) fn test<const N: usize>(&self, cx: &Cx<'_>, step: Step, sources: [Src; N], f: impl Fn([u64; N]) -> bool) -> u32 {
+    pub(super) fn test<const N: usize>(
+        &self,
+        cx: &Cx<'_>,
+        step: Step,
+        sources: [Src; N],
+        f: impl Fn([u64; N]) -> bool,
+    ) -> u32 {
         let mut room = [[0; WARP]; N];
         let mut sources = sources.into_iter();
         let rows = room.each_mut().map(|room| {
@@ -452,7 +469,11 @@ impl Warp {
         for lane in lanes(step.active) {
             let index = usize::try_from(indices[lane] & u64::from(u32::MAX));
             let Some(&target) = index.ok().and_then(|index| targets.get(index)) else {
-                return Err(Fault::new(FaultKind::Illegal("a branch by an index beyond its table"), lane, line));
+                return Err(Fault::new(
+                    FaultKind::Illegal("a branch by an index beyond its table"),
+                    lane,
+                    line,
+                ));
             };
             self.places.pc[lane] = target;
         }
@@ -468,14 +489,22 @@ impl Warp {
         let first = step.active.trailing_zeros() as usize & 31;
         let shape = call.arguments.len() == callee.parameters.len() && call.results.len() == callee.results.len();
         if !shape || !callee.defined {
-            return Err(Fault::new(FaultKind::Illegal("a call with other parameters than the function has"), first, line));
+            return Err(Fault::new(
+                FaultKind::Illegal("a call with other parameters than the function has"),
+                first,
+                line,
+            ));
         }
         if base + callee.registers as usize > cx.row_limit {
             return Err(Fault::new(FaultKind::StackOverflow, first, line));
         }
         self.grow(base + callee.registers as usize);
         // What is copied is no instruction, but takes its time.
-        let copied = callee.parameters.iter().chain(&callee.results).map(|slot| u64::from(slot.size));
+        let copied = callee
+            .parameters
+            .iter()
+            .chain(&callee.results)
+            .map(|slot| u64::from(slot.size));
         cx.charge(copied.sum::<u64>() / 8 * u64::from(step.active.count_ones()));
         for lane in lanes(step.active) {
             let from = self.places.local[lane];
@@ -515,7 +544,12 @@ impl Warp {
             let callee = &cx.program.functions[call.function as usize];
             let local = self.places.local[lane];
             for (&result, slot) in call.results.iter().zip(&callee.results) {
-                copy(&mut self.locals[lane], local + slot.offset, frame.local + result, slot.size);
+                copy(
+                    &mut self.locals[lane],
+                    local + slot.offset,
+                    frame.local + result,
+                    slot.size,
+                );
             }
             self.places.pc[lane] = frame.pc;
             self.places.base[lane] = frame.base;
@@ -528,6 +562,8 @@ impl Warp {
 /// place than in another.
 fn copy(bytes: &mut [u8], from: u32, to: u32, size: u32) {
     let (from, to) = (from as usize, to as usize);
-    let size = (size as usize).min(bytes.len().saturating_sub(from)).min(bytes.len().saturating_sub(to));
+    let size = (size as usize)
+        .min(bytes.len().saturating_sub(from))
+        .min(bytes.len().saturating_sub(to));
     bytes.copy_within(from..from + size, to);
 }

@@ -145,9 +145,10 @@ impl<'a> Reader<'a> {
 
     fn push(&mut self, op: Op) -> Result<(), Refused> {
         if self.program.code.insts.len() >= MAX_INSTRUCTIONS {
-            return self
-                .lexer
-                .refuse(format!("more than {MAX_INSTRUCTIONS} instructions"), "divide the module");
+            return self.lexer.refuse(
+                format!("more than {MAX_INSTRUCTIONS} instructions"),
+                "divide the module",
+            );
         }
         self.program.code.insts.push(Inst {
             op,
@@ -173,7 +174,9 @@ impl<'a> Reader<'a> {
                 Token::Mark('{') => {
                     body.scopes.push(Scope::default());
                     if body.scopes.len() > MAX_SCOPES {
-                        return self.lexer.refuse(format!("more than {MAX_SCOPES} nested blocks"), "flatten them");
+                        return self
+                            .lexer
+                            .refuse(format!("more than {MAX_SCOPES} nested blocks"), "flatten them");
                     }
                 }
                 Token::Mark(';') => {}
@@ -227,9 +230,10 @@ impl<'a> Reader<'a> {
         }
         let here = u32::try_from(self.program.code.insts.len()).unwrap_or(u32::MAX);
         if body.labels.insert(name, here).is_some() {
-            return self
-                .lexer
-                .refuse(format!("label '{}' is there twice", cut(name)), "give labels names of their own");
+            return self.lexer.refuse(
+                format!("label '{}' is there twice", cut(name)),
+                "give labels names of their own",
+            );
         }
         Ok(())
     }
@@ -393,9 +397,10 @@ impl<'a> Reader<'a> {
             }
         }
         if self.program.code.insts.len() > MAX_INSTRUCTIONS {
-            return self
-                .lexer
-                .refuse(format!("more than {MAX_INSTRUCTIONS} instructions"), "divide the module");
+            return self.lexer.refuse(
+                format!("more than {MAX_INSTRUCTIONS} instructions"),
+                "divide the module",
+            );
         }
         Ok(())
     }

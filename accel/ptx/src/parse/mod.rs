@@ -103,9 +103,10 @@ impl<'a> Reader<'a> {
         };
         let tenths = (version * 10.0).round();
         if !(70.0..100.0).contains(&tenths) {
-            return self
-                .lexer
-                .refuse(format!("PTX {version} is not interpreted"), "7.0 to 9.x are; nvcc 12 and 13 make them");
+            return self.lexer.refuse(
+                format!("PTX {version} is not interpreted"),
+                "7.0 to 9.x are; nvcc 12 and 13 make them",
+            );
         }
         let mut whole = 6;
         while f64::from(whole + 1) * 10.0 <= tenths {
@@ -130,13 +131,19 @@ impl<'a> Reader<'a> {
             Token::Dot("address_size") => {
                 let bits = self.lexer.count()?;
                 if bits != 64 {
-                    return self.lexer.refuse(format!("addresses of {bits} bits"), "compile for 64 bits (-m64)");
+                    return self
+                        .lexer
+                        .refuse(format!("addresses of {bits} bits"), "compile for 64 bits (-m64)");
                 }
             }
             Token::Dot("file" | "loc") => self.lexer.skip_line(),
             Token::Dot("section") => self.skip_braces()?,
             Token::Dot("pragma") => self.skip_statement()?,
-            Token::Dot("alias") => return self.lexer.refuse("an alias of a function", "call the function by its own name"),
+            Token::Dot("alias") => {
+                return self
+                    .lexer
+                    .refuse("an alias of a function", "call the function by its own name");
+            }
             Token::Dot("visible" | "weak" | "common") => self.linked(false)?,
             Token::Dot("extern") => self.linked(true)?,
             Token::Dot(word) => self.defined(word, false)?,
@@ -157,9 +164,10 @@ impl<'a> Reader<'a> {
             "entry" => self.function(true),
             "func" => self.function(false),
             "global" | "const" | "shared" => self.variable_at_module(word, external),
-            "tex" | "texref" | "samplerref" | "surfref" => self
-                .lexer
-                .refuse(format!("'.{word}': textures and surfaces are not interpreted"), "read from global memory"),
+            "tex" | "texref" | "samplerref" | "surfref" => self.lexer.refuse(
+                format!("'.{word}': textures and surfaces are not interpreted"),
+                "read from global memory",
+            ),
             _ => self.lexer.refuse(
                 format!("directive '.{}' is not known", cut(word)),
                 "compile with nvcc 12 or 13 without it",
@@ -169,7 +177,10 @@ impl<'a> Reader<'a> {
 
     fn target(&mut self) -> Result<(), Refused> {
         let name = self.lexer.name()?;
-        let digits = name.strip_prefix("sm_").unwrap_or_default().trim_end_matches(['a', 'f']);
+        let digits = name
+            .strip_prefix("sm_")
+            .unwrap_or_default()
+            .trim_end_matches(['a', 'f']);
         match digits.parse::<u32>() {
             Ok(number) if (50..1000).contains(&number) => self.program.target = number,
             _ => {
@@ -215,7 +226,9 @@ impl<'a> Reader<'a> {
         if let Some(&symbol) = self.symbols.get(name) {
             return match symbol {
                 Symbol::Function(index) => Ok(index),
-                _ => self.lexer.refuse(format!("'{}' is a variable, too", cut(name)), "name them differently"),
+                _ => self
+                    .lexer
+                    .refuse(format!("'{}' is a variable, too", cut(name)), "name them differently"),
             };
         }
         if self.program.functions.len() >= MAX_SYMBOLS {
@@ -246,7 +259,9 @@ impl<'a> Reader<'a> {
             return Ok(());
         }
         if self.program.functions[index as usize].defined {
-            return self.lexer.refuse(format!("'{}' is defined twice", cut(name)), "name them differently");
+            return self
+                .lexer
+                .refuse(format!("'{}' is defined twice", cut(name)), "name them differently");
         }
         self.lexer.expect('{')?;
         self.body(index, entry, &formal)?;
@@ -297,9 +312,10 @@ impl<'a> Reader<'a> {
             match self.lexer.next()? {
                 Token::Dot("param") => declared.push(self.declaration()?),
                 Token::Dot("reg") => {
-                    return self
-                        .lexer
-                        .refuse("a parameter in a register", "compile with nvcc, which passes parameters in .param");
+                    return self.lexer.refuse(
+                        "a parameter in a register",
+                        "compile with nvcc, which passes parameters in .param",
+                    );
                 }
                 other => return self.lexer.unexpected(other, ".param"),
             }
@@ -338,9 +354,10 @@ impl<'a> Reader<'a> {
                     self.skip_statement()?;
                 }
                 Token::Dot(word @ ("reqnctapercluster" | "explicitcluster" | "maxclusterrank")) => {
-                    return self
-                        .lexer
-                        .refuse(format!("'.{word}': clusters are not interpreted"), "launch without clusters");
+                    return self.lexer.refuse(
+                        format!("'.{word}': clusters are not interpreted"),
+                        "launch without clusters",
+                    );
                 }
                 _ => return Ok(threads),
             }

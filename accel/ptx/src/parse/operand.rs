@@ -16,7 +16,10 @@ pub(crate) enum Literal {
 
 impl Literal {
     /// The bits that an operand of type `t` has.
-    #[expect(clippy::cast_possible_truncation, reason = "a decimal fraction in an operand of 32 bits is rounded to it")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "a decimal fraction in an operand of 32 bits is rounded to it"
+    )]
     pub(crate) fn bits(self, t: Type) -> u64 {
         match self {
             Self::Integer(number) => number,
@@ -78,7 +81,11 @@ impl<'a> Cursor<'_, 'a> {
     }
 
     fn refuse<T>(&self, what: &str) -> Result<T, Refused> {
-        Err(Refused::new(self.line, what, "compile the source again with nvcc 12 or 13"))
+        Err(Refused::new(
+            self.line,
+            what,
+            "compile the source again with nvcc 12 or 13",
+        ))
     }
 
     /// All operands, up to the statement's end.
@@ -190,7 +197,10 @@ impl<'a> Cursor<'_, 'a> {
         if name.starts_with('%') || name == "WARP_SZ" {
             return match special(name, part) {
                 Some(special) => Ok(Operand::Special(special)),
-                None => self.refuse(&format!("'{}' is neither a register nor a special one that is interpreted", cut(name))),
+                None => self.refuse(&format!(
+                    "'{}' is neither a register nor a special one that is interpreted",
+                    cut(name)
+                )),
             };
         }
         Ok(Operand::Other(name))

@@ -24,11 +24,20 @@ impl<'a> Reader<'a> {
         let mut align = 0;
         let mut element = None;
         let mut vector = 1;
+        let mut pointer = false;
         loop {
             match self.lexer.peek()? {
                 Token::Dot("align") => {
                     self.lexer.next()?;
-                    align = self.alignment()?;
+                    let given = self.alignment()?;
+                    // Behind `.ptr` it is that of what the parameter points to.
+                    if !pointer {
+                        align = given;
+                    }
+                }
+                Token::Dot("ptr") => {
+                    self.lexer.next()?;
+                    pointer = true;
                 }
                 Token::Dot("v2") => {
                     self.lexer.next()?;
@@ -38,12 +47,16 @@ impl<'a> Reader<'a> {
                     self.lexer.next()?;
                     vector = 4;
                 }
-                // Hints of what a pointer parameter points to.
-                Token::Dot("ptr" | "attribute" | "managed" | "const" | "global" | "shared" | "local" | "unified") => {
-                    let word = self.lexer.next()?;
-                    if word == Token::Dot("attribute") {
-                        return self.lexer.refuse("an attribute of a variable", "use neither managed nor unified variables");
-                    }
+                // Where a pointer parameter points to.
+                Token::Dot("const" | "global" | "shared" | "local") if pointer => {
+                    self.lexer.next()?;
+                }
+                Token::Dot("attribute") => {
+                    self.lexer.next()?;
+                    return self.lexer.refuse(
+                        "an attribute of a variable",
+                        "use neither managed nor unified variables",
+                    );
                 }
                 Token::Dot(word @ ("texref" | "samplerref" | "surfref")) => {
                     let advice = "textures and surfaces are not interpreted: read from global memory";
@@ -95,7 +108,9 @@ impl<'a> Reader<'a> {
         let align = self.lexer.count()?;
         match u32::try_from(align) {
             Ok(align) if align.is_power_of_two() && align <= 128 => Ok(align),
-            _ => self.lexer.refuse(format!("alignment {align}"), "use a power of two up to 128"),
+            _ => self
+                .lexer
+                .refuse(format!("alignment {align}"), "use a power of two up to 128"),
         }
     }
 
@@ -117,7 +132,9 @@ impl<'a> Reader<'a> {
         }
         if external {
             let what = format!("variable '{}' is defined in another module", cut(declared.name));
-            return self.lexer.refuse(what, "compile as one module, without relocatable device code");
+            return self
+                .lexer
+                .refuse(what, "compile as one module, without relocatable device code");
         }
         let index = self.add_variable(space, &declared)?;
         if self.lexer.accept('=')? {
@@ -140,7 +157,9 @@ impl<'a> Reader<'a> {
     pub(super) fn add_variable(&mut self, space: &str, declared: &Declared<'a>) -> Result<u32, Refused> {
         self.variable_bytes = self.variable_bytes.saturating_add(declared.size);
         if self.variable_bytes > MAX_VARIABLES || self.program.variables.len() >= MAX_SYMBOLS {
-            return self.lexer.refuse("too many or too large variables", "allocate them at run time");
+            return self
+                .lexer
+                .refuse("too many or too large variables", "allocate them at run time");
         }
         let index = u32::try_from(self.program.variables.len()).unwrap_or(u32::MAX);
         self.program.variables.push(Variable {
@@ -165,7 +184,9 @@ impl<'a> Reader<'a> {
             if self.lexer.accept('{')? {
                 depth += 1;
                 if depth > 8 {
-                    return self.lexer.refuse("an initial value in more than 8 braces", "flatten it");
+                    return self
+                        .lexer
+                        .refuse("an initial value in more than 8 braces", "flatten it");
                 }
                 continue;
             }
@@ -197,10 +218,14 @@ impl<'a> Reader<'a> {
             let what = format!("'{}' has more initial values than room", cut(declared.name));
             return self.lexer.refuse(what, "declare it larger");
         }
-        variable.initial.extend(&bits.to_le_bytes()[..declared.element as usize]);
+        variable
+            .initial
+            .extend(&bits.to_le_bytes()[..declared.element as usize]);
         if let Some((symbol, add)) = relocation {
             if declared.element != 8 {
-                return self.lexer.refuse("an address in less than 64 bits", "declare the variable as .u64");
+                return self
+                    .lexer
+                    .refuse("an address in less than 64 bits", "declare the variable as .u64");
             }
             variable.addresses.push(Relocation {
                 at,
@@ -229,9 +254,10 @@ impl<'a> Reader<'a> {
                 format!("the address of function '{}'", cut(target)),
                 "call functions by name; pointers to functions and virtual functions are not interpreted",
             ),
-            _ => self
-                .lexer
-                .refuse(format!("'{}' is no variable", cut(target)), "declare it before it is used"),
+            _ => self.lexer.refuse(
+                format!("'{}' is no variable", cut(target)),
+                "declare it before it is used",
+            ),
         }
     }
 }

@@ -25,7 +25,12 @@ fn sums_by_shuffles_are_the_sum() {
     let mut device = device();
     let x = Random(2).reals(5000);
     let (dx, sums) = (device.upload(&x), device.upload(&[0f32; 3]));
-    device.run("reduce_shuffle", 3, 224, &Args::new().int(5000).pointer(dx).pointer(sums));
+    device.run(
+        "reduce_shuffle",
+        3,
+        224,
+        &Args::new().int(5000).pointer(dx).pointer(sums),
+    );
     let found: f32 = device.download::<f32>(sums, 3).iter().sum();
     close(&[found], &[x.iter().sum()]);
 }
@@ -38,8 +43,18 @@ fn atomic_reductions_of_all_types_are_exact() {
     let dx = device.upload(&x);
     let ints = device.upload(&[0i32, i32::MAX, i32::MIN]);
     let (wide, real, twice) = (device.upload(&[0u64]), device.upload(&[0f32]), device.upload(&[0f64]));
-    let args = Args::new().int(700).pointer(dx).pointer(ints).pointer(ints + 4).pointer(ints + 8);
-    device.run("reduce_atomic", 6, 128, &args.pointer(wide).pointer(real).pointer(twice));
+    let args = Args::new()
+        .int(700)
+        .pointer(dx)
+        .pointer(ints)
+        .pointer(ints + 4)
+        .pointer(ints + 8);
+    device.run(
+        "reduce_atomic",
+        6,
+        128,
+        &args.pointer(wide).pointer(real).pointer(twice),
+    );
     let sum: i32 = x.iter().sum();
     let (least, most) = (*x.iter().min().unwrap(), *x.iter().max().unwrap());
     assert_eq!(device.download::<i32>(ints, 3), [sum, least, most]);
@@ -51,13 +66,18 @@ fn atomic_reductions_of_all_types_are_exact() {
 #[test]
 fn atomic_bits_exchanges_and_a_lock_within_a_warp() {
     let mut device = device();
-    let words = device.upload(&[u32::MAX, 0, 0, 0, 0, 77, 0, 0].into_iter().chain([0; 48]).collect::<Vec<u32>>());
+    let words = device.upload(
+        &[u32::MAX, 0, 0, 0, 0, 77, 0, 0]
+            .into_iter()
+            .chain([0; 48])
+            .collect::<Vec<u32>>(),
+    );
     let count = device.upload(&[0u32]);
     device.run("atomics", 1, 48, &Args::new().pointer(words).pointer(count));
     let found = device.download::<u32>(words, 56);
     assert_eq!(found[..3], [0, u32::MAX, (0..48).fold(0, |all, i| all ^ i)]);
     // 48 steps of counters that wrap after 6: up from 0, down from 0.
-    assert_eq!(found[3..5], [48 % 7, (7 - 48 % 7) % 7]);
+    assert_eq!(found[3..5], [48 % 7, 7 - 48 % 7]);
     let mut exchanged: Vec<u32> = found[8..].iter().copied().chain([found[5]]).collect();
     exchanged.sort_unstable();
     let mut wanted: Vec<u32> = (0..48).chain([77]).collect();
@@ -106,10 +126,13 @@ fn a_scan_is_exact() {
     let args = Args::new().int(200).pointer(dx).pointer(dy);
     device.try_run("scan", ([1, 1], [256, 1]), 256 * 4, &args).unwrap();
     let mut sum = 0;
-    let wanted: Vec<i32> = x.iter().map(|x| {
-        sum += x;
-        sum
-    }).collect();
+    let wanted: Vec<i32> = x
+        .iter()
+        .map(|x| {
+            sum += x;
+            sum
+        })
+        .collect();
     assert_eq!(device.download::<i32>(dy, 200), wanted);
 }
 
@@ -139,11 +162,17 @@ fn warps_do_together_what_their_masks_say() {
         let warp = &x[thread / 32 * 32..][..32];
         let lane = thread % 32;
         let mask = |holds: &dyn Fn(i32) -> bool| {
-            warp.iter().enumerate().fold(0u32, |mask, (lane, &x)| mask | u32::from(holds(x)) << lane)
+            warp.iter()
+                .enumerate()
+                .fold(0u32, |mask, (lane, &x)| mask | u32::from(holds(x)) << lane)
         };
         let mine = x[thread];
         let half: Vec<i32> = warp.iter().skip(lane & 1).step_by(2).copied().collect();
-        let parted = if lane & 1 == 1 { warp[lane ^ 2] } else { half.iter().min().unwrap() + 1000 };
+        let parted = if lane & 1 == 1 {
+            warp[lane ^ 2]
+        } else {
+            half.iter().min().unwrap() + 1000
+        };
         let wanted = [
             mask(&|x| x > 3),
             1 + 2 * u32::from(warp.contains(&5)),

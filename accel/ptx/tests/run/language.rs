@@ -1,5 +1,11 @@
 //! Variables, calls, local memory, structures, switches, numbers of all widths, and what happens when kernels do wrong.
 
+#![expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "what the tests compute anew is conversions"
+)]
+
 use accel_ptx::LaunchError;
 
 use crate::device::{Args, Device, Random};
@@ -57,7 +63,9 @@ fn functions_call_themselves_and_threads_at_different_depths_meet_again() {
 fn calls_without_end_end_with_an_error() {
     let mut device = device();
     let out = device.upload(&[0i32; 4]);
-    let error = device.try_run("overflow", ([1, 1], [32, 1]), 0, &Args::new().pointer(out)).unwrap_err();
+    let error = device
+        .try_run("overflow", ([1, 1], [32, 1]), 0, &Args::new().pointer(out))
+        .unwrap_err();
     assert!(matches!(error, LaunchError::StackOverflow { .. }), "{error}");
     assert_eq!(error.cuda(), ("cudaErrorHardwareStackError", 714));
 }
@@ -122,8 +130,13 @@ fn integers(a: i64, b: i64) -> [i64; 16] {
         if b == 0 { 0 } else { a.wrapping_div(b) },
         (ua % (ub | 1)).cast_signed(),
         i64::from(i32::try_from((i64::from(x) * i64::from(y)) >> 32).unwrap()),
-        u64::try_from((u128::from(ua) * u128::from(ub)) >> 64).unwrap().cast_signed(),
-        i64::from((u.count_ones() + 100 * x.leading_zeros() + 10000 * ua.count_ones() + 1_000_000 * b.leading_zeros()).cast_signed()),
+        u64::try_from((u128::from(ua) * u128::from(ub)) >> 64)
+            .unwrap()
+            .cast_signed(),
+        i64::from(
+            (u.count_ones() + 100 * x.leading_zeros() + 10000 * ua.count_ones() + 1_000_000 * b.leading_zeros())
+                .cast_signed(),
+        ),
         i64::from(u.reverse_bits()),
         i64::try_from((byte(3) << 24) | (byte(7) << 16) | (byte(1) << 8) | byte(5)).unwrap(),
         i64::from(low((joined << (v & 31)) >> 32)) + i64::from(v),
@@ -138,8 +151,13 @@ fn integers(a: i64, b: i64) -> [i64; 16] {
         (a >> (b & 63))
             .wrapping_add((ub >> (a & 63)).cast_signed())
             .wrapping_add(a << (b & 31)),
-        u64::try_from((u128::from(ua) * u128::from(ub) + u128::from(ua)) >> 64).unwrap().cast_signed(),
-        i64::from(x.wrapping_abs().wrapping_add(i32::from(x < y) + 2 * i32::from(u < v) + 4 * i32::from(a <= b))),
+        u64::try_from((u128::from(ua) * u128::from(ub) + u128::from(ua)) >> 64)
+            .unwrap()
+            .cast_signed(),
+        i64::from(
+            x.wrapping_abs()
+                .wrapping_add(i32::from(x < y) + 2 * i32::from(u < v) + 4 * i32::from(a <= b)),
+        ),
     ]
 }
 
@@ -147,14 +165,30 @@ fn integers(a: i64, b: i64) -> [i64; 16] {
 fn integers_of_all_widths_are_exact() {
     let mut device = device();
     let mut random = Random(12);
-    let mut pairs: Vec<i64> = vec![0, 0, -1, 1, i64::MIN, -1, i64::MAX, i64::MIN, 5, 0, i64::from(i32::MIN), -1];
+    let mut pairs: Vec<i64> = vec![
+        0,
+        0,
+        -1,
+        1,
+        i64::MIN,
+        -1,
+        i64::MAX,
+        i64::MIN,
+        5,
+        0,
+        i64::from(i32::MIN),
+        -1,
+    ];
     for _ in 0..122 {
         let shift = random.below(64);
         pairs.push(random.bits().cast_signed() >> shift);
     }
     let (input, out) = (device.upload(&pairs), device.upload(&[0i64; 16 * 64]));
     device.run("integers", 1, 64, &Args::new().pointer(input).pointer(out));
-    for (pair, found) in pairs.chunks_exact(2).zip(device.download::<i64>(out, 16 * 64).chunks_exact(16)) {
+    for (pair, found) in pairs
+        .chunks_exact(2)
+        .zip(device.download::<i64>(out, 16 * 64).chunks_exact(16))
+    {
         assert_eq!(found, integers(pair[0], pair[1]), "of {pair:?}");
     }
 }
@@ -179,8 +213,17 @@ fn floating_point_is_rounded_as_it_is_asked() {
     let mut pairs: Vec<f32> = vec![0.5, -0.5, 2.5, 3.5, -1.5, 0.1, 1e30, 1e-3];
     pairs.extend(random.reals(56).iter().map(|x| x * 9.0));
     let input = device.upload(&pairs);
-    let (out, wide, whole) = (device.upload(&[0f32; 384]), device.upload(&[0f64; 96]), device.upload(&[0i32; 192]));
-    device.run("floats", 1, 32, &Args::new().pointer(input).pointer(out).pointer(wide).pointer(whole));
+    let (out, wide, whole) = (
+        device.upload(&[0f32; 384]),
+        device.upload(&[0f64; 96]),
+        device.upload(&[0i32; 192]),
+    );
+    device.run(
+        "floats",
+        1,
+        32,
+        &Args::new().pointer(input).pointer(out).pointer(wide).pointer(whole),
+    );
     let (out, wide) = (device.download::<f32>(out, 384), device.download::<f64>(wide, 96));
     let whole = device.download::<i32>(whole, 192);
     for (thread, pair) in pairs.chunks_exact(2).enumerate() {
@@ -204,7 +247,10 @@ fn floating_point_is_rounded_as_it_is_asked() {
         ];
         assert_eq!(out[thread * 12..][..12], wanted, "of {pair:?}");
         let millions = (a * 1e6) as i64 as f64;
-        assert_eq!(wide[thread * 3..][..3], [da.mul_add(db, 1.0 / 3.0), da.abs().sqrt() / db, millions]);
+        assert_eq!(
+            wide[thread * 3..][..3],
+            [da.mul_add(db, 1.0 / 3.0), da.abs().sqrt() / db, millions]
+        );
         let bits = a.to_bits().cast_signed() + i32::from(a == b);
         let wanted = [
             a.round_ties_even() as i32,
@@ -223,8 +269,13 @@ fn an_address_out_of_range_ends_the_launch_and_names_thread_and_address() {
     let mut device = device();
     let x = device.upload(&[0i32; 40]);
     let args = Args::new().pointer(x).signed(30);
-    let error = device.try_run("out_of_bounds", ([1, 1], [32, 1]), 0, &args).unwrap_err();
-    let LaunchError::IllegalAddress { address, bytes, thread, .. } = error else {
+    let error = device
+        .try_run("out_of_bounds", ([1, 1], [32, 1]), 0, &args)
+        .unwrap_err();
+    let LaunchError::IllegalAddress {
+        address, bytes, thread, ..
+    } = error
+    else {
         panic!("{error}");
     };
     assert_eq!((address, bytes, thread.thread), (x + 160, 4, [10, 0, 0]));
@@ -232,15 +283,28 @@ fn an_address_out_of_range_ends_the_launch_and_names_thread_and_address() {
     // What came before it in the order of threads was written.
     assert_eq!(device.download::<i32>(x, 40)[29..], [0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]);
     let args = Args::new().pointer(x).signed(32);
-    let error = device.try_run("shared_out_of_bounds", ([1, 1], [32, 1]), 0, &args).unwrap_err();
-    assert!(matches!(error, LaunchError::IllegalAddress { space: "shared memory", .. }), "{error}");
+    let error = device
+        .try_run("shared_out_of_bounds", ([1, 1], [32, 1]), 0, &args)
+        .unwrap_err();
+    assert!(
+        matches!(
+            error,
+            LaunchError::IllegalAddress {
+                space: "shared memory",
+                ..
+            }
+        ),
+        "{error}"
+    );
 }
 
 #[test]
 fn what_is_not_aligned_ends_the_launch() {
     let mut device = device();
     let x = device.upload(&[0u8; 512]);
-    let error = device.try_run("misaligned", ([1, 1], [32, 1]), 0, &Args::new().pointer(x)).unwrap_err();
+    let error = device
+        .try_run("misaligned", ([1, 1], [32, 1]), 0, &Args::new().pointer(x))
+        .unwrap_err();
     assert!(matches!(error, LaunchError::Misaligned { bytes: 4, .. }), "{error}");
     assert_eq!(error.cuda().1, 716);
 }
@@ -250,7 +314,9 @@ fn a_kernel_without_end_uses_its_budget_up() {
     let mut device = device();
     device.budget = 1_000_000;
     let x = device.upload(&[0i32]);
-    let error = device.try_run("endless_loop", ([1, 1], [64, 1]), 0, &Args::new().pointer(x)).unwrap_err();
+    let error = device
+        .try_run("endless_loop", ([1, 1], [64, 1]), 0, &Args::new().pointer(x))
+        .unwrap_err();
     assert!(matches!(error, LaunchError::Timeout { .. }), "{error}");
     assert_eq!(error.cuda(), ("cudaErrorLaunchTimeout", 702));
 }
@@ -259,7 +325,9 @@ fn a_kernel_without_end_uses_its_budget_up() {
 fn a_trap_names_its_thread() {
     let mut device = device();
     let x = device.upload(&[0i32, 0, 0, 3].into_iter().chain([0; 60]).collect::<Vec<i32>>());
-    let error = device.try_run("traps", ([1, 1], [64, 1]), 0, &Args::new().pointer(x)).unwrap_err();
+    let error = device
+        .try_run("traps", ([1, 1], [64, 1]), 0, &Args::new().pointer(x))
+        .unwrap_err();
     let LaunchError::Trap { thread, .. } = error else {
         panic!("{error}");
     };
@@ -270,7 +338,9 @@ fn a_trap_names_its_thread() {
 fn threads_that_wait_for_ever_are_a_deadlock() {
     let mut device = device();
     let x = device.upload(&[0i32; 64]);
-    let error = device.try_run("half_a_barrier", ([1, 1], [64, 1]), 0, &Args::new().pointer(x)).unwrap_err();
+    let error = device
+        .try_run("half_a_barrier", ([1, 1], [64, 1]), 0, &Args::new().pointer(x))
+        .unwrap_err();
     let LaunchError::Deadlock { waiting, what, .. } = error else {
         panic!("{error}");
     };

@@ -93,7 +93,8 @@ mod cpu {
                 for (row, column) in square(out) {
                     let mut sum = bias[filter];
                     each(c, |channel, wy, wx| {
-                        sum += x[pixel(c, image, channel, row + wy, column + wx)] * w[weight(c, filter, channel, wy, wx)];
+                        sum +=
+                            x[pixel(c, image, channel, row + wy, column + wx)] * w[weight(c, filter, channel, wy, wx)];
                     });
                     y[((image * c.filters + filter) * out + row) * out + column] = sum;
                 }
@@ -112,7 +113,10 @@ mod cpu {
                     let d = dy[((image * c.filters + filter) * out + row) * out + column];
                     db[filter] += d;
                     each(c, |channel, wy, wx| {
-                        let (at, weight) = (pixel(c, image, channel, row + wy, column + wx), weight(c, filter, channel, wy, wx));
+                        let (at, weight) = (
+                            pixel(c, image, channel, row + wy, column + wx),
+                            weight(c, filter, channel, wy, wx),
+                        );
                         dw[weight] += d * x[at];
                         dx[at] += d * w[weight];
                     });
@@ -287,7 +291,14 @@ impl Trained {
         let mut device = Device::new(include_str!("../ptx/lenet.ptx"));
         let mut pair = |count: usize| (device.memory.allocate(count * 4), device.memory.allocate(count * 4));
         let parameters = values.iter().map(|values| pair(values.len())).collect::<Vec<_>>();
-        let sizes = [CONVS[0].inputs(), CONVS[1].inputs(), IMAGES * 256, IMAGES * 120, IMAGES * 84, IMAGES * 10];
+        let sizes = [
+            CONVS[0].inputs(),
+            CONVS[1].inputs(),
+            IMAGES * 256,
+            IMAGES * 120,
+            IMAGES * 84,
+            IMAGES * 10,
+        ];
         let inputs = sizes.map(&mut pair).to_vec();
         let maps = CONVS.map(|conv| pair(conv.outputs())).to_vec();
         let chosen = CONVS.map(|conv| pair(conv.outputs() / 4).0).to_vec();
@@ -295,7 +306,10 @@ impl Trained {
         for (values, &(address, _)) in values.iter().zip(&parameters) {
             device.write(address, values);
         }
-        let parameters = parameters.iter().zip(values).map(|(&(at, gradient), values)| (at, gradient, values.len()));
+        let parameters = parameters
+            .iter()
+            .zip(values)
+            .map(|(&(at, gradient), values)| (at, gradient, values.len()));
         Self {
             parameters: parameters.collect(),
             device,
@@ -327,8 +341,18 @@ impl Trained {
             });
         }
         for (layer, (input, out)) in DENSE.into_iter().enumerate() {
-            let (x, y) = (self.inputs[layer + 2].0, if layer < 2 { self.inputs[layer + 3].0 } else { self.inputs[5].0 });
-            let (w, bias) = (self.parameters[2 * (layer + 2)].0, self.parameters[2 * (layer + 2) + 1].0);
+            let (x, y) = (
+                self.inputs[layer + 2].0,
+                if layer < 2 {
+                    self.inputs[layer + 3].0
+                } else {
+                    self.inputs[5].0
+                },
+            );
+            let (w, bias) = (
+                self.parameters[2 * (layer + 2)].0,
+                self.parameters[2 * (layer + 2) + 1].0,
+            );
             self.run("dense", IMAGES * out, |args| {
                 args.int(input).int(out).pointer(x).pointer(w).pointer(bias).pointer(y)
             });
@@ -350,7 +374,9 @@ impl Trained {
             self.run("dense_weights", weights, |args| {
                 args.int(IMAGES).int(input).int(out).pointer(x).pointer(dy).pointer(dw)
             });
-            self.run("convolution_bias", out, |args| args.int(IMAGES).int(1).pointer(dy).pointer(db));
+            self.run("convolution_bias", out, |args| {
+                args.int(IMAGES).int(1).pointer(dy).pointer(db)
+            });
             self.run("dense_input", IMAGES * input, |args| {
                 args.int(input).int(out).pointer(dy).pointer(w).pointer(dx)
             });
@@ -360,7 +386,9 @@ impl Trained {
             let ((x, dx), (y, dy)) = (self.inputs[layer], self.maps[layer]);
             let (pooled, chosen) = (self.inputs[layer + 1].1, self.chosen[layer]);
             self.device.write(dy, &vec![0f32; conv.outputs()]);
-            self.run("pool_input", conv.outputs() / 4, |args| args.pointer(pooled).pointer(chosen).pointer(dy));
+            self.run("pool_input", conv.outputs() / 4, |args| {
+                args.pointer(pooled).pointer(chosen).pointer(dy)
+            });
             self.run("relu_input", conv.outputs(), |args| args.pointer(y).pointer(dy));
             let ((w, dw, weights), (_, db, _)) = (self.parameters[2 * layer], self.parameters[2 * layer + 1]);
             self.run("convolution_weights", weights, |args| {
@@ -369,7 +397,9 @@ impl Trained {
             self.run("convolution_bias", conv.filters, |args| {
                 args.int(IMAGES).int(conv.out() * conv.out()).pointer(dy).pointer(db)
             });
-            self.run("convolution_input", conv.inputs(), |args| shaped(args, conv).pointer(dy).pointer(w).pointer(dx));
+            self.run("convolution_input", conv.inputs(), |args| {
+                shaped(args, conv).pointer(dy).pointer(w).pointer(dx)
+            });
         }
     }
 
@@ -379,9 +409,18 @@ impl Trained {
         self.forward();
         let (logits, gradient) = self.inputs[5];
         let scale = 1.0 / IMAGES as f32;
-        let args = Args::new().int(CLASSES).float(scale).pointer(logits).pointer(self.labels);
+        let args = Args::new()
+            .int(CLASSES)
+            .float(scale)
+            .pointer(logits)
+            .pointer(self.labels);
         let images = u32::try_from(IMAGES).unwrap();
-        self.device.run("cross_entropy", images, 32, &args.pointer(self.losses).pointer(gradient));
+        self.device.run(
+            "cross_entropy",
+            images,
+            32,
+            &args.pointer(self.losses).pointer(gradient),
+        );
         self.backward();
         for (at, gradient, count) in self.parameters.clone() {
             self.run("descend", count, |args| args.float(RATE).pointer(gradient).pointer(at));

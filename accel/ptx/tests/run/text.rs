@@ -1,5 +1,10 @@
 //! PTX written by hand: instructions that nvcc seldom makes, one by one, and what is refused.
 
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "what the tests compute anew is conversions"
+)]
+
 use accel_ptx::{LaunchError, Program, Refused};
 
 use crate::device::{Args, Device};
@@ -47,7 +52,9 @@ fn fields_of_bits_are_taken_out_and_put_in() {
         assert_eq!(word(instruction, inputs), wanted, "{instruction} {inputs:x?}");
     }
     let insert = |at, length| {
-        let body = format!("bfi.b32 %r9, %r0, %r1, {at}, {length};\ncvt.u64.u32 %q, %r9;\nbfi.b64 %o, %a0, %a1, {at}, {length};");
+        let body = format!(
+            "bfi.b32 %r9, %r0, %r1, {at}, {length};\ncvt.u64.u32 %q, %r9;\nbfi.b64 %o, %a0, %a1, {at}, {length};"
+        );
         eval(&body, [0xffff_fff5, 0x1234_5678, 0, 0])
     };
     assert_eq!(insert(4, 8), (0x1234_5f58, 0x1234_5f58));
@@ -68,7 +75,11 @@ fn bytes_are_permuted_in_all_modes() {
         ("prmt.b32.ecr", 1, 0x1111_1100),
         ("prmt.b32.rc16", 1, 0x3322_3322),
     ] {
-        assert_eq!(word(instruction, [a, b, selector]), wanted, "{instruction} {selector:x}");
+        assert_eq!(
+            word(instruction, [a, b, selector]),
+            wanted,
+            "{instruction} {selector:x}"
+        );
     }
     assert_eq!(word("prmt.b32", [0x80, 0, 0x8888]), 0xffff_ffff, "signs");
 }
@@ -84,7 +95,11 @@ fn three_input_logic_is_its_table() {
         }
         if table % 17 == 3 || matches!(table, 0x80 | 0xfe | 0x96 | 0xe8) {
             let body = format!("lop3.b32 %r9, %r0, %r1, %r2, {table:#x};\ncvt.u64.u32 %q, %r9;");
-            assert_eq!(eval(&body, [a.into(), b.into(), c.into(), 0]).0, u64::from(wanted), "{table:x}");
+            assert_eq!(
+                eval(&body, [a.into(), b.into(), c.into(), 0]).0,
+                u64::from(wanted),
+                "{table:x}"
+            );
         }
     }
 }
@@ -97,9 +112,21 @@ fn other_instructions_of_32_bits() {
         ("shf.l.clamp.b32", [0x8000_0001, 0x1234_5678, 36], 0x8000_0001),
         ("shf.r.wrap.b32", [0x8000_0001, 0x1234_5678, 4], 0x8800_0000),
         ("shf.r.clamp.b32", [0x8000_0001, 0x1234_5678, 99], 0x1234_5678),
-        ("dp4a.s32.s32", [0xff02_0380, 0x0102_03ff, 10], minus(10 + 128 + 9 + 4 - 1)),
-        ("dp4a.u32.u32", [0xff02_0380, 0x0102_03ff, 10], 10 + 0x80 * 255 + 9 + 4 + 255),
-        ("dp4a.u32.s32", [0xff02_0380, 0x0102_03ff, 10], minus(10 - 128 + 9 + 4 + 255)),
+        (
+            "dp4a.s32.s32",
+            [0xff02_0380, 0x0102_03ff, 10],
+            minus(10 + 128 + 9 + 4 - 1),
+        ),
+        (
+            "dp4a.u32.u32",
+            [0xff02_0380, 0x0102_03ff, 10],
+            10 + 0x80 * 255 + 9 + 4 + 255,
+        ),
+        (
+            "dp4a.u32.s32",
+            [0xff02_0380, 0x0102_03ff, 10],
+            minus(10 - 128 + 9 + 4 + 255),
+        ),
         ("mad.hi.s32", [minus(-5), 0x4000_0000, 7], minus(-2 + 7)),
         ("mad.hi.u32", [0xffff_ffff, 0xffff_ffff, 1], 0xffff_ffff),
         ("sad.s32", [minus(-3), 4, 10], 17),
@@ -121,7 +148,11 @@ fn other_instructions_of_32_bits() {
         ("neg.s32", 5, minus(-5)),
     ] {
         let body = format!("{instruction} %r9, %r0;\ncvt.u64.u32 %q, %r9;");
-        assert_eq!(eval(&body, [a.into(), 0, 0, 0]).0, u64::from(wanted), "{instruction} {a:x}");
+        assert_eq!(
+            eval(&body, [a.into(), 0, 0, 0]).0,
+            u64::from(wanted),
+            "{instruction} {a:x}"
+        );
     }
     for (instruction, a, b, wanted) in [
         ("add.sat.s32", i32::MAX.cast_unsigned(), 5, i32::MAX.cast_unsigned()),
@@ -134,20 +165,30 @@ fn other_instructions_of_32_bits() {
         ("rem.s32", minus(-7), 3, minus(-1)),
     ] {
         let body = format!("{instruction} %r9, %r0, %r1;\ncvt.u64.u32 %q, %r9;");
-        assert_eq!(eval(&body, [a.into(), b.into(), 0, 0]).0, u64::from(wanted), "{instruction} {a:x} {b:x}");
+        assert_eq!(
+            eval(&body, [a.into(), b.into(), 0, 0]).0,
+            u64::from(wanted),
+            "{instruction} {a:x} {b:x}"
+        );
     }
 }
 
 #[test]
 fn carries_go_through_128_bits() {
     let body = "add.cc.u64 %q, %a0, %a2;\naddc.u64 %o, %a1, %a3;";
-    let (a, b) = (0xffff_ffff_ffff_fff0_0000_0000_0000_0001u128, 0x0f_ffff_ffff_ffff_ffff_u128);
+    let (a, b) = (
+        0xffff_ffff_ffff_fff0_0000_0000_0000_0001u128,
+        0x0f_ffff_ffff_ffff_ffff_u128,
+    );
     let parts = |number: u128| (number as u64, (number >> 64) as u64);
     let ((a0, a1), (b0, b1)) = (parts(a), parts(b));
     assert_eq!(eval(body, [a0, a1, b0, b1]), parts(a.wrapping_add(b)));
     let body = "sub.cc.u64 %q, %a0, %a2;\nsubc.u64 %o, %a1, %a3;";
     assert_eq!(eval(body, [a0, a1, b0, b1]), parts(a.wrapping_sub(b)));
     assert_eq!(eval(body, [b0, b1, a0, a1]), parts(b.wrapping_sub(a)));
+    // The flag says that nothing was borrowed, for whoever reads it by addc.
+    let body = "sub.cc.u64 %d0, %a0, %a1;\naddc.u64 %q, %a3, %a3;\nsub.cc.u64 %d0, %a1, %a0;\naddc.u64 %o, %a3, %a3;";
+    assert_eq!(eval(body, [7, 9, 0, 0]), (0, 1));
     let body = "mad.lo.cc.u32 %r8, %r0, %r1, %r2;\nmadc.hi.u32 %r9, %r0, %r1, %r3;\nmov.b64 %q, {%r8, %r9};";
     let wide = 0xffff_fff1u64 * 0xeeee_eeee + ((7 << 32) | 0xffff_ffff);
     assert_eq!(eval(body, [0xffff_fff1, 0xeeee_eeee, 0xffff_ffff, 7]).0, wide);
@@ -163,19 +204,51 @@ fn conversions_round_saturate_and_keep_signs() {
         ("cvt.rzi.s32.f32 %r9, %r0;\ncvt.s64.s32 %q, %r9;", f(-2.5), minus(-2)),
         ("cvt.rmi.s32.f32 %r9, %r0;\ncvt.s64.s32 %q, %r9;", f(-2.5), minus(-3)),
         ("cvt.rpi.s32.f32 %r9, %r0;\ncvt.s64.s32 %q, %r9;", f(-2.5), minus(-2)),
-        ("cvt.rzi.s32.f32 %r9, %r0;\ncvt.s64.s32 %q, %r9;", f(1e20), i64::from(i32::MAX).cast_unsigned()),
+        (
+            "cvt.rzi.s32.f32 %r9, %r0;\ncvt.s64.s32 %q, %r9;",
+            f(1e20),
+            i64::from(i32::MAX).cast_unsigned(),
+        ),
         ("cvt.rzi.u32.f32 %r9, %r0;\ncvt.u64.u32 %q, %r9;", f(-7.0), 0),
         ("cvt.rzi.u32.f32 %r9, %r0;\ncvt.u64.u32 %q, %r9;", f(f32::NAN), 0),
         ("cvt.sat.u8.s32 %r9, %r0;\ncvt.u64.u32 %q, %r9;", 300, 255),
-        ("cvt.sat.s8.s32 %r9, %r0;\ncvt.s64.s32 %q, %r9;", 0xffff_ff00, minus(-128)),
+        (
+            "cvt.sat.s8.s32 %r9, %r0;\ncvt.s64.s32 %q, %r9;",
+            0xffff_ff00,
+            minus(-128),
+        ),
         ("cvt.s64.s8 %q, %r0;", 0x1ff, minus(-1)),
         ("cvt.u64.u16 %q, %r0;", 0x1_ffff, 0xffff),
-        ("cvt.rn.f32.u64 %r9, %a0;\ncvt.u64.u32 %q, %r9;", (1 << 24) + 1, f(16_777_216.0)),
-        ("cvt.rp.f32.u64 %r9, %a0;\ncvt.u64.u32 %q, %r9;", (1 << 24) + 1, f(16_777_218.0)),
-        ("cvt.rn.f32.u64 %r9, %a0;\ncvt.u64.u32 %q, %r9;", 0x8000_0080_0000_0001, f(9_223_373_136_366_403_584.0)),
-        ("cvt.rz.f64.s64 %q, %a0;", minus(-(1 << 53) - 1), d(-9_007_199_254_740_992.0)),
-        ("cvt.rm.f64.s64 %q, %a0;", minus(-(1 << 53) - 1), d(-9_007_199_254_740_994.0)),
-        ("cvt.rz.f32.f64 %r9, %a0;\ncvt.u64.u32 %q, %r9;", d(0.1), f(0.1f32.next_down())),
+        (
+            "cvt.rn.f32.u64 %r9, %a0;\ncvt.u64.u32 %q, %r9;",
+            (1 << 24) + 1,
+            f(16_777_216.0),
+        ),
+        (
+            "cvt.rp.f32.u64 %r9, %a0;\ncvt.u64.u32 %q, %r9;",
+            (1 << 24) + 1,
+            f(16_777_218.0),
+        ),
+        (
+            "cvt.rn.f32.u64 %r9, %a0;\ncvt.u64.u32 %q, %r9;",
+            0x8000_0080_0000_0001,
+            f(9_223_373_136_366_403_584.0),
+        ),
+        (
+            "cvt.rz.f64.s64 %q, %a0;",
+            minus(-(1 << 53) - 1),
+            d(-9_007_199_254_740_992.0),
+        ),
+        (
+            "cvt.rm.f64.s64 %q, %a0;",
+            minus(-(1 << 53) - 1),
+            d(-9_007_199_254_740_994.0),
+        ),
+        (
+            "cvt.rz.f32.f64 %r9, %a0;\ncvt.u64.u32 %q, %r9;",
+            d(0.1),
+            f(0.1f32.next_down()),
+        ),
         ("cvt.rn.f32.f64 %r9, %a0;\ncvt.u64.u32 %q, %r9;", d(0.1), f(0.1)),
         ("cvt.f64.f32 %q, %r0;", f(0.1), d(f64::from(0.1f32))),
         ("cvt.sat.f32.f32 %r9, %r0;\ncvt.u64.u32 %q, %r9;", f(1.5), f(1.0)),
@@ -183,10 +256,18 @@ fn conversions_round_saturate_and_keep_signs() {
         ("cvt.ftz.f64.f32 %q, %r0;", f(1e-40), d(0.0)),
         ("cvt.rn.f16.f32 %h4, %r0;\ncvt.u64.u16 %q, %h4;", f(1.0 / 3.0), 0x3555),
         ("cvt.rz.f16.f32 %h4, %r0;\ncvt.u64.u16 %q, %h4;", f(70_000.0), 0x7bff),
-        ("cvt.rn.bf16.f32 %h4, %r0;\ncvt.u64.u16 %q, %h4;", f(1.0 + 3.0 / 256.0), 0x3f82),
+        (
+            "cvt.rn.bf16.f32 %h4, %r0;\ncvt.u64.u16 %q, %h4;",
+            f(1.0 + 3.0 / 256.0),
+            0x3f82,
+        ),
         ("cvt.f32.f16 %r9, %h0;\ncvt.u64.u32 %q, %r9;", 0xc500, f(-5.0)),
         ("cvt.f32.bf16 %r9, %h0;\ncvt.u64.u32 %q, %r9;", 0xc0a0, f(-5.0)),
-        ("mov.b32 %r8, 0f3F800000;\ncvt.rn.f16x2.f32 %r9, %r0, %r8;\ncvt.u64.u32 %q, %r9;", f(2.0), 0x4000_3c00),
+        (
+            "mov.b32 %r8, 0f3F800000;\ncvt.rn.f16x2.f32 %r9, %r0, %r8;\ncvt.u64.u32 %q, %r9;",
+            f(2.0),
+            0x4000_3c00,
+        ),
     ] {
         assert_eq!(eval(body, [a, 0, 0, 0]).0, wanted, "{body} of {a:x}");
     }
@@ -213,20 +294,49 @@ fn floating_point_treats_no_numbers_zeros_and_halves_as_ptx_does() {
         ("div.approx.f32", f(1.0), f(3.0), f(1.0 / 3.0)),
     ] {
         let body = format!("{instruction} %r9, %r0, %r1;\ncvt.u64.u32 %q, %r9;");
-        assert_eq!(eval(&body, [a.into(), b.into(), 0, 0]).0, u64::from(wanted), "{instruction} {a:x} {b:x}");
+        assert_eq!(
+            eval(&body, [a.into(), b.into(), 0, 0]).0,
+            u64::from(wanted),
+            "{instruction} {a:x} {b:x}"
+        );
     }
     let compare = |cmp: &str, a: f32, b: f32| {
         let body = format!("setp.{cmp}.f32 %p1, %r0, %r1;\nselp.u64 %q, 1, 0, %p1;");
         eval(&body, [f(a).into(), f(b).into(), 0, 0]).0
     };
-    assert_eq!([compare("lt", f32::NAN, 1.0), compare("ltu", f32::NAN, 1.0), compare("neu", 1.0, 1.0)], [0, 1, 0]);
-    assert_eq!([compare("num", 1.0, 2.0), compare("nan", 1.0, 2.0), compare("ne", f32::NAN, 1.0)], [1, 0, 0]);
+    assert_eq!(
+        [
+            compare("lt", f32::NAN, 1.0),
+            compare("ltu", f32::NAN, 1.0),
+            compare("neu", 1.0, 1.0)
+        ],
+        [0, 1, 0]
+    );
+    assert_eq!(
+        [
+            compare("num", 1.0, 2.0),
+            compare("nan", 1.0, 2.0),
+            compare("ne", f32::NAN, 1.0)
+        ],
+        [1, 0, 0]
+    );
     let body = "fma.rn.f16 %h4, %h0, %h1, %h2;\ncvt.u64.u16 %q, %h4;";
-    assert_eq!(eval(body, [0x3c03, 0x3c03, 0xbc00, 0]).0, 0x1e02, "(1 + 3e)^2 - 1 without rounding in between");
-    for (instruction, a, wanted) in [("ex2.approx.f32", 3.5, 3.5f32.exp2()), ("lg2.approx.f32", 10.0, 10f32.log2()), ("sin.approx.f32", 1.0, 1f32.sin())] {
+    assert_eq!(
+        eval(body, [0x3c03, 0x3c03, 0xbc00, 0]).0,
+        0x1e02,
+        "(1 + 3e)^2 - 1 without rounding in between"
+    );
+    for (instruction, a, wanted) in [
+        ("ex2.approx.f32", 3.5, 3.5f32.exp2()),
+        ("lg2.approx.f32", 10.0, 10f32.log2()),
+        ("sin.approx.f32", 1.0, 1f32.sin()),
+    ] {
         let body = format!("{instruction} %r9, %r0;\ncvt.u64.u32 %q, %r9;");
         let found = f32::from_bits(u32::try_from(eval(&body, [f(a).into(), 0, 0, 0]).0).unwrap());
-        assert!((found - wanted).abs() <= wanted.abs() * 3e-7, "{instruction}: {found} {wanted}");
+        assert!(
+            (found - wanted).abs() <= wanted.abs() * 3e-7,
+            "{instruction}: {found} {wanted}"
+        );
     }
 }
 
@@ -247,14 +357,22 @@ fn predicates_branches_by_index_and_spaces() {
 }
 
 fn module(body: &str) -> String {
-    format!(".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k()\n{{\n.reg .b32 %r<4>;\n.reg .b64 %d<4>;\n{body}\nret;\n}}\n.visible .entry fine()\n{{\nret;\n}}\n")
+    format!(
+        ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k()\n{{\n.reg .b32 %r<4>;\n.reg .b64 %d<4>;\n{body}\nret;\n}}\n.visible .entry fine()\n{{\nret;\n}}\n"
+    )
 }
 
 #[test]
 fn what_is_not_interpreted_is_refused_with_its_line_and_only_where_it_is() {
     for (body, wanted) in [
-        ("wmma.load.a.sync.aligned.m16n16k16.row.f16 {%r0}, [%d0], %r1;", "tensor cores"),
-        ("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%r0}, {%r1}, {%r2}, {%r3};", "tensor cores"),
+        (
+            "wmma.load.a.sync.aligned.m16n16k16.row.f16 {%r0}, [%d0], %r1;",
+            "tensor cores",
+        ),
+        (
+            "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%r0}, {%r1}, {%r2}, {%r3};",
+            "tensor cores",
+        ),
         ("tex.2d.v4.f32.f32 {%r0}, [%d0, {%r1}];", "textures"),
         ("cp.async.ca.shared.global [%d0], [%d1], 4;", "asynchronous copies"),
         ("shfl.up.b32 %r0, %r1, 1, 0;", "__shfl_sync"),
@@ -285,10 +403,16 @@ fn what_is_no_module_is_refused() {
         (".version 8.0\n.target sm_35".to_owned(), "compute_50"),
         (".version 8.0\n.target sm_80\n.address_size 32".to_owned(), "32 bits"),
         (format!("{head}.entry k() {{ .reg .b32 %r<99999>; }}"), "registers"),
-        (format!("{head}.entry k() {{ .shared .b8 x[999999]; }}"), "shared memory"),
+        (
+            format!("{head}.entry k() {{ .shared .b8 x[999999]; }}"),
+            "shared memory",
+        ),
         (format!("{head}.global .u32 x[2] = {{1, 2, 3}};"), "more initial values"),
         (format!("{head}.global .u32 x; .global .u32 x;"), "declared twice"),
-        (format!("{head}.entry k() {{ ret; }} .entry k() {{ ret; }}"), "defined twice"),
+        (
+            format!("{head}.entry k() {{ ret; }} .entry k() {{ ret; }}"),
+            "defined twice",
+        ),
         (format!("{head}.entry k() {{ ret;"), "unexpected end"),
         (format!("{head}.entry k() {{ {} }}", "{".repeat(100)), "nested"),
         (format!("{head}.global .b8 x[99999999999];"), "allocate"),
@@ -303,11 +427,12 @@ fn what_is_no_module_is_refused() {
 fn a_launch_that_the_kernel_does_not_allow_is_refused() {
     let text = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k(.param .u32 x)\n.maxntid 64, 1, 1\n{\nret;\n}\n";
     let mut device = Device::new(text);
-    let mut refused = |blocks, threads, shared, args: &Args| {
-        match device.try_run("k", ([blocks, 1], [threads, 1]), shared, args).unwrap_err() {
-            LaunchError::Configuration { what, .. } => what,
-            other => panic!("{other}"),
-        }
+    let mut refused = |blocks, threads, shared, args: &Args| match device
+        .try_run("k", ([blocks, 1], [threads, 1]), shared, args)
+        .unwrap_err()
+    {
+        LaunchError::Configuration { what, .. } => what,
+        other => panic!("{other}"),
     };
     let args = Args::new().int(1);
     assert_eq!(refused(1, 65, 0, &args), "threads of a block");
