@@ -30,13 +30,13 @@ impl Warp {
                     u64::from(((a as u32).cast_signed() as f32).to_bits())
                 });
             }
-            _ => self.map(cx, step, d, [a], |[a]| converted(c, a)),
+            _ => self.map_each(cx, step, d, [a], |[a]| converted(c, a)),
         }
     }
 
     /// Two binary32 to a register of two halves: the first source becomes the upper one.
     pub(super) fn convert_pair(&mut self, cx: &Cx<'_>, step: Step, c: Convert, d: Reg, sources: [Src; 2]) {
-        self.map(cx, step, d, sources, |[upper, lower]| {
+        self.map_each(cx, step, d, sources, |[upper, lower]| {
             let one = |bits: u64| u64::from(to_half(c.to, clamped(c, f64::from(single(bits))), c.rounding));
             one(upper) << 16 | one(lower)
         });

@@ -122,7 +122,7 @@ impl Warp {
             Type::F32 if m.rounding == Rounding::Nearest && !m.ftz && !m.sat => {
                 self.fma_plain(cx, step, d, sources);
             }
-            Type::F32 => self.map(cx, step, d, sources, |operands| {
+            Type::F32 => self.map_each(cx, step, d, sources, |operands| {
                 let [a, b, c] = operands.map(|bits| if m.ftz { flushed(single(bits)) } else { single(bits) });
                 let exact = sum(f64::from(a) * f64::from(b), f64::from(c));
                 finished(m, round(exact, F32, m.rounding) as f32)
@@ -131,7 +131,7 @@ impl Warp {
                 let [a, b, c] = operands.map(f64::from_bits);
                 a.mul_add(b, c).to_bits()
             }),
-            _ => self.map(cx, step, d, sources, |operands| {
+            _ => self.map_each(cx, step, d, sources, |operands| {
                 halves(m, operands, |[a, b, c]| sum(a * b, c))
             }),
         }
@@ -171,7 +171,7 @@ impl Warp {
             (Type::F32, Float2::Sub) if plain => self.map(cx, step, d, sources, |[a, b]| kept(single(a) - single(b))),
             (Type::F32, Float2::Mul) if plain => self.map(cx, step, d, sources, |[a, b]| kept(single(a) * single(b))),
             (Type::F32, Float2::Div) if plain => self.map(cx, step, d, sources, |[a, b]| kept(single(a) / single(b))),
-            (Type::F32, _) => self.map(cx, step, d, sources, |operands| {
+            (Type::F32, _) => self.map_each(cx, step, d, sources, |operands| {
                 let [a, b] = operands.map(|bits| f64::from(if m.ftz { flushed(single(bits)) } else { single(bits) }));
                 finished(m, round(before(f, a, b), F32, m.rounding) as f32)
             }),
@@ -181,7 +181,7 @@ impl Warp {
             (Type::F64, Float2::Div) => self.doubles(cx, step, d, sources, |a, b| a / b),
             (Type::F64, Float2::Copysign) => self.doubles(cx, step, d, sources, |a, b| b.copysign(a)),
             (Type::F64, _) => self.doubles(cx, step, d, sources, |a, b| extreme(f, a, b)),
-            _ => self.map(cx, step, d, sources, |operands| {
+            _ => self.map_each(cx, step, d, sources, |operands| {
                 halves(m, operands, |[a, b]| before(f, a, b))
             }),
         }
@@ -209,9 +209,9 @@ impl Warp {
             }),
             (Float1::Neg, _) => self.map(cx, step, d, [a], |[a]| a ^ signs),
             (Float1::Abs, _) => self.map(cx, step, d, [a], |[a]| a & !signs),
-            (_, Type::F64) => self.map(cx, step, d, [a], |[a]| unary(f, f64::from_bits(a)).to_bits()),
+            (_, Type::F64) => self.map_each(cx, step, d, [a], |[a]| unary(f, f64::from_bits(a)).to_bits()),
             (Float1::Sqrt | Float1::Rcp, Type::F32) if m.rounding != Rounding::Nearest => {
-                self.map(cx, step, d, [a], |[a]| {
+                self.map_each(cx, step, d, [a], |[a]| {
                     let a = f64::from(if m.ftz { flushed(single(a)) } else { single(a) });
                     let exact = if f == Float1::Sqrt { root(a) } else { quotient(1.0, a) };
                     finished(m, round(exact, F32, m.rounding) as f32)
@@ -220,11 +220,11 @@ impl Warp {
             (Float1::Sqrt, Type::F32) => self.map(cx, step, d, [a], |[a]| {
                 finished(m, if m.ftz { flushed(single(a)) } else { single(a) }.sqrt())
             }),
-            (_, Type::F32) => self.map(cx, step, d, [a], |[a]| {
+            (_, Type::F32) => self.map_each(cx, step, d, [a], |[a]| {
                 let a = if m.ftz { flushed(single(a)) } else { single(a) };
                 finished(m, unary(f, f64::from(a)) as f32)
             }),
-            _ => self.map(cx, step, d, [a], |operands| halves(m, operands, |[a]| unary(f, a))),
+            _ => self.map_each(cx, step, d, [a], |operands| halves(m, operands, |[a]| unary(f, a))),
         }
     }
 

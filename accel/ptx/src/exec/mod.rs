@@ -146,8 +146,7 @@ impl Module {
             for y in 0..launch.grid[1] {
                 for x in 0..launch.grid[0] {
                     cx.block_id = [x, y, z];
-                    cx.shared.fill(0);
-                    cx.charge(BLOCK_COST * u64::from(warps) + cx.shared.len() as u64 / 64);
+                    cx.charge(BLOCK_COST * u64::from(warps));
                     let run = block.run(&mut cx, kernel.function, memory);
                     run.map_err(|(warp, fault)| fault.told(launch, cx.block_id, warp))?;
                 }

@@ -67,6 +67,14 @@ impl Warp {
             Op::Cvt { c, d, a } => self.convert(cx, step, c, d, a),
             Op::CvtPair { c, d, a, b } => self.convert_pair(cx, step, c, d, [a, b]),
             Op::Testp { kind, t, d, a } => self.testp(cx, step, (kind, t), d, a),
+            ref other => self.choices(cx, step, other),
+        }
+        Ok(())
+    }
+
+    /// Comparisons, predicates, and what moves bits about.
+    fn choices(&mut self, cx: &Cx<'_>, step: Step, op: &Op) {
+        match *op {
             Op::Setp {
                 cmp,
                 t,
@@ -118,19 +126,9 @@ impl Warp {
                 a,
             } => self.unpack(cx, step, a, (bits, count, targets)),
             Op::ActiveMask { d } => self.map(cx, step, d, [], |[]| u64::from(step.active)),
-            // The others are carried out where threads are told apart.
-            Op::Nop
-            | Op::Bra { .. }
-            | Op::BraIdx { .. }
-            | Op::Call { .. }
-            | Op::Ret
-            | Op::Exit
-            | Op::Trap
-            | Op::AssertFail
-            | Op::Bar { .. }
-            | Op::Together { .. } => {}
+            // The others are carried out before, or where threads are told apart.
+            _ => {}
         }
-        Ok(())
     }
 
     fn select(&mut self, cx: &Cx<'_>, step: Step, d: u32, ([a, b], held): ([Src; 2], u32)) {

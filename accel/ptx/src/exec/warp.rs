@@ -444,6 +444,23 @@ impl Warp {
         self.put(step, d, &values);
     }
 
+    /// The same for the threads that are active only: for what takes long.
+    pub(super) fn map_each<const N: usize>(
+        &mut self,
+        cx: &Cx<'_>,
+        step: Step,
+        d: Reg,
+        sources: [Src; N],
+        f: impl Fn([u64; N]) -> u64,
+    ) {
+        let rows = sources.map(|source| *self.fetch(cx, step, source, &mut [0; WARP]));
+        let mut values = [0; WARP];
+        for lane in lanes(step.active) {
+            values[lane] = f(std::array::from_fn(|operand| rows[operand][lane]));
+        }
+        self.put(step, d, &values);
+    }
+
     /// A bit for each thread.
     #[inline(always)]
     pub(super) fn test<const N: usize>(

@@ -130,7 +130,7 @@ extern "C" __global__ void warp_wide(const int *x, unsigned *out) {
     int mine = x[threadIdx.x];
     unsigned *to = out + threadIdx.x * 8;
     to[0] = __ballot_sync(0xffffffffu, mine > 3);
-    to[1] = __all_sync(0xffffffffu, mine < 100) + 2 * __any_sync(0xffffffffu, mine == 5);
+    to[1] = __all_sync(0xffffffffu, mine < 8) + 2 * __any_sync(0xffffffffu, mine == 5);
     to[2] = __match_any_sync(0xffffffffu, mine);
     to[3] = __reduce_add_sync(0xffffffffu, mine);
     to[4] = __reduce_max_sync(0xffffffffu, mine);

@@ -326,6 +326,10 @@ fn floating_point_treats_no_numbers_zeros_and_halves_as_ptx_does() {
         0x1e02,
         "(1 + 3e)^2 - 1 without rounding in between"
     );
+    // Halfway between two numbers but for a part that binary64 does not have: rounding twice goes up.
+    let body = "fma.rn.f32 %r9, %r0, %r1, %r2;\ncvt.u64.u32 %q, %r9;";
+    let (a, b) = (f(2f32.powi(-12) + 2f32.powi(-27)), f(2f32.powi(-12) - 2f32.powi(-27)));
+    assert_eq!(eval(body, [a.into(), b.into(), 0x3f80_0001, 0]).0, 0x3f80_0001);
     for (instruction, a, wanted) in [
         ("ex2.approx.f32", 3.5, 3.5f32.exp2()),
         ("lg2.approx.f32", 10.0, 10f32.log2()),
