@@ -21,6 +21,13 @@ extern "C" __global__ void structure(Weights weights, int which, float *out) {
     out[i] = weights.scale[(i + which) % 3] * weights.sign + weights.add;
 }
 
+// A pointer to a parameter, which is a generic address.
+__device__ __noinline__ float third(const Weights *weights, int at) { return weights->scale[at % 3] + weights->add; }
+
+extern "C" __global__ void grid_constant(const __grid_constant__ Weights weights, int which, float *out) {
+    out[threadIdx.x] = third(&weights, which + threadIdx.x);
+}
+
 __device__ __noinline__ int fibonacci(int n) { return n < 2 ? n : fibonacci(n - 1) + fibonacci(n - 2); }
 
 extern "C" __global__ void recursion(int *out) { out[threadIdx.x] = fibonacci(threadIdx.x % 9); }

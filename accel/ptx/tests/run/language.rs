@@ -47,6 +47,9 @@ fn a_structure_is_a_parameter() {
     device.run("structure", 1, 6, &Args::new().raw(&structure).int(2).pointer(out));
     let wanted = [4.0f32, 1.5, -2.0].map(|scale| scale * -3.0 - 7.0);
     assert_eq!(device.download::<f32>(out, 6), [wanted, wanted].concat());
+    device.run("grid_constant", 1, 6, &Args::new().raw(&structure).int(2).pointer(out));
+    let wanted = [4.0f32, 1.5, -2.0].map(|scale| scale - 7.0);
+    assert_eq!(device.download::<f32>(out, 6), [wanted, wanted].concat());
 }
 
 #[test]

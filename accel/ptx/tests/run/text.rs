@@ -360,6 +360,22 @@ fn predicates_branches_by_index_and_spaces() {
     assert_eq!(eval(body, [9, 0, 0, 0]), (5, 9), "a block's registers are its own");
 }
 
+#[test]
+fn loads_extend_signs_and_threads_that_parted_meet_again() {
+    let body = "ld.global.s8 %r8, [%in];\nld.global.u8 %r9, [%in];\ncvt.s64.s32 %q, %r8;\ncvt.u64.u32 %o, %r9;";
+    assert_eq!(eval(body, [0x85, 0, 0, 0]), (0x85u64.wrapping_sub(0x100), 0x85));
+    let text = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k(.param .u64 out)\n{\n\
+        .reg .b64 %d<3>;\n.reg .b32 %r<5>;\n.reg .pred %p;\nld.param.u64 %d0, [out];\nmov.u32 %r0, %tid.x;\n\
+        and.b32 %r1, %r0, 1;\nsetp.eq.u32 %p, %r1, 0;\n@%p bra even;\nadd.u32 %r2, %r0, 100;\nbra.uni end;\n\
+        even: add.u32 %r2, %r0, 200;\nend: activemask.b32 %r3;\nmul.wide.u32 %d1, %r0, 8;\nadd.u64 %d2, %d0, %d1;\n\
+        st.global.v2.u32 [%d2], {%r2, %r3};\nret;\n}\n";
+    let mut device = Device::new(text);
+    let out = device.upload(&[0u32; 64]);
+    device.run("k", 1, 32, &Args::new().pointer(out));
+    let wanted = (0..32).flat_map(|thread| [thread + if thread % 2 == 0 { 200 } else { 100 }, u32::MAX]);
+    assert_eq!(device.download::<u32>(out, 64), wanted.collect::<Vec<u32>>());
+}
+
 fn module(body: &str) -> String {
     format!(
         ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k()\n{{\n.reg .b32 %r<4>;\n.reg .b64 %d<4>;\n{body}\nret;\n}}\n.visible .entry fine()\n{{\nret;\n}}\n"
