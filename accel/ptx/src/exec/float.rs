@@ -40,6 +40,25 @@ pub(super) fn saturated(value: f64) -> f64 {
     if value > 0.0 { value.min(1.0) } else { 0.0 }
 }
 
+/// An operand as the instruction takes it.
+#[inline(always)]
+fn taken(m: Mode, bits: u64) -> f32 {
+    if m.ftz { flushed(single(bits)) } else { single(bits) }
+}
+
+/// Two operands' result in binary32, rounded to the nearest one.
+#[inline(always)]
+fn nearest(f: Float2, a: f32, b: f32) -> f32 {
+    match f {
+        Float2::Add => a + b,
+        Float2::Sub => a - b,
+        Float2::Mul => a * b,
+        Float2::Div => a / b,
+        // One of the two, and so exact.
+        _ => before(f, f64::from(a), f64::from(b)) as f32,
+    }
+}
+
 /// What the instruction's modifiers make of a binary32 result.
 fn finished(m: Mode, mut value: f32) -> u64 {
     if m.sat {
@@ -122,8 +141,12 @@ impl Warp {
             Type::F32 if m.rounding == Rounding::Nearest && !m.ftz && !m.sat => {
                 self.fma_plain(cx, step, d, sources);
             }
+            Type::F32 if m.rounding == Rounding::Nearest => self.map(cx, step, d, sources, |operands| {
+                let [a, b, c] = operands.map(|bits| taken(m, bits));
+                finished(m, fma32(a, b, c))
+            }),
             Type::F32 => self.map_each(cx, step, d, sources, |operands| {
-                let [a, b, c] = operands.map(|bits| if m.ftz { flushed(single(bits)) } else { single(bits) });
+                let [a, b, c] = operands.map(|bits| taken(m, bits));
                 let exact = sum(f64::from(a) * f64::from(b), f64::from(c));
                 finished(m, round(exact, F32, m.rounding) as f32)
             }),
@@ -171,8 +194,12 @@ impl Warp {
             (Type::F32, Float2::Sub) if plain => self.map(cx, step, d, sources, |[a, b]| kept(single(a) - single(b))),
             (Type::F32, Float2::Mul) if plain => self.map(cx, step, d, sources, |[a, b]| kept(single(a) * single(b))),
             (Type::F32, Float2::Div) if plain => self.map(cx, step, d, sources, |[a, b]| kept(single(a) / single(b))),
+            (Type::F32, _) if m.rounding == Rounding::Nearest => self.map(cx, step, d, sources, |operands| {
+                let [a, b] = operands.map(|bits| taken(m, bits));
+                finished(m, nearest(f, a, b))
+            }),
             (Type::F32, _) => self.map_each(cx, step, d, sources, |operands| {
-                let [a, b] = operands.map(|bits| f64::from(if m.ftz { flushed(single(bits)) } else { single(bits) }));
+                let [a, b] = operands.map(|bits| f64::from(taken(m, bits)));
                 finished(m, round(before(f, a, b), F32, m.rounding) as f32)
             }),
             (Type::F64, Float2::Add) => self.doubles(cx, step, d, sources, |a, b| a + b),
@@ -203,7 +230,7 @@ impl Warp {
         };
         match (f, m.t) {
             (Float1::Neg | Float1::Abs, Type::F32) => self.map(cx, step, d, [a], |[a]| {
-                let value = if m.ftz { flushed(single(a)) } else { single(a) };
+                let value = taken(m, a);
                 let bits = u64::from(value.to_bits());
                 if f == Float1::Neg { bits ^ signs } else { bits & !signs }
             }),
@@ -212,16 +239,14 @@ impl Warp {
             (_, Type::F64) => self.map_each(cx, step, d, [a], |[a]| unary(f, f64::from_bits(a)).to_bits()),
             (Float1::Sqrt | Float1::Rcp, Type::F32) if m.rounding != Rounding::Nearest => {
                 self.map_each(cx, step, d, [a], |[a]| {
-                    let a = f64::from(if m.ftz { flushed(single(a)) } else { single(a) });
+                    let a = f64::from(taken(m, a));
                     let exact = if f == Float1::Sqrt { root(a) } else { quotient(1.0, a) };
                     finished(m, round(exact, F32, m.rounding) as f32)
                 })
             }
-            (Float1::Sqrt, Type::F32) => self.map(cx, step, d, [a], |[a]| {
-                finished(m, if m.ftz { flushed(single(a)) } else { single(a) }.sqrt())
-            }),
+            (Float1::Sqrt, Type::F32) => self.map(cx, step, d, [a], |[a]| finished(m, taken(m, a).sqrt())),
             (_, Type::F32) => self.map_each(cx, step, d, [a], |[a]| {
-                let a = if m.ftz { flushed(single(a)) } else { single(a) };
+                let a = taken(m, a);
                 finished(m, unary(f, f64::from(a)) as f32)
             }),
             _ => self.map_each(cx, step, d, [a], |operands| halves(m, operands, |[a]| unary(f, a))),

@@ -286,6 +286,10 @@ fn floating_point_treats_no_numbers_zeros_and_halves_as_ptx_does() {
         ("add.sat.f32", f(3.0), f(3.0), f(1.0)),
         ("add.ftz.f32", f(1e-40), f(0.0), 0),
         ("add.f32", f(1e-40), f(0.0), f(1e-40)),
+        ("mul.ftz.f32", f(-1e-30), f(1e-10), f(-0.0)),
+        ("max.ftz.f32", f(1e-40), f(-1.0), 0),
+        ("max.f32", f(1e-40), f(-1.0), f(1e-40)),
+        ("div.rm.f32", f(1.0), f(3.0), f((1.0f32 / 3.0).next_down())),
         ("mul.rz.f32", f(0.1), f(0.1), 0x3c23_d70a),
         ("add.f16x2", 0x3c00_4000, 0x3c00_3c00, 0x4000_4200),
         ("mul.bf16x2", 0x3f80_4000, 0x4040_4040, 0x4040_40c0),
@@ -330,6 +334,8 @@ fn floating_point_treats_no_numbers_zeros_and_halves_as_ptx_does() {
     let body = "fma.rn.f32 %r9, %r0, %r1, %r2;\ncvt.u64.u32 %q, %r9;";
     let (a, b) = (f(2f32.powi(-12) + 2f32.powi(-27)), f(2f32.powi(-12) - 2f32.powi(-27)));
     assert_eq!(eval(body, [a.into(), b.into(), 0x3f80_0001, 0]).0, 0x3f80_0001);
+    let body = "fma.rn.ftz.f32 %r9, %r0, %r1, %r2;\ncvt.u64.u32 %q, %r9;";
+    assert_eq!(eval(body, [f(1e-30).into(), f(1e-10).into(), f(1e-40).into(), 0]).0, 0);
     for (instruction, a, wanted) in [
         ("ex2.approx.f32", 3.5, 3.5f32.exp2()),
         ("lg2.approx.f32", 10.0, 10f32.log2()),
