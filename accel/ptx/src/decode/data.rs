@@ -8,7 +8,7 @@ use crate::parse::{Operand, Symbol};
 use crate::types::{Space, Type};
 
 /// Hints and orderings that change nothing where threads run one after the other in one memory.
-const HINTS: [&str; 38] = [
+const HINTS: [&str; 32] = [
     "nc",
     "ca",
     "cg",
@@ -40,13 +40,7 @@ const HINTS: [&str; 38] = [
     "L2::evict_last",
     "L2::evict_normal",
     "L2::evict_first",
-    "unified",
     "noftz",
-    "L2",
-    "L1",
-    "constant",
-    "coop",
-    "keep",
 ];
 
 pub(super) fn decode(work: &mut Work<'_, '_>, entry: bool) -> Result<(), Refused> {
