@@ -19,6 +19,7 @@ mod kernel;
 mod messages;
 mod node;
 mod pluggable;
+mod ptx;
 mod registry;
 mod restored;
 mod rings;
@@ -52,6 +53,8 @@ pub(crate) fn all() -> Vec<Target> {
         accel::calls(),
         accel::replies(),
         accel_dispatch::dispatch(),
+        ptx::modules(),
+        ptx::fat_binaries(),
         balloon::requests(),
         balloon::state(),
         iommu::requests(),
