@@ -18,9 +18,9 @@ use super::task::Measured;
 use super::{Counts, Outcome, Plan, Report, Step, Stopped, Task, timings};
 use crate::context::Context;
 
-/// So many steps may be in the background at once. Two, as tests wait most of the time and so leave a processor idle by themselves; those
-/// that compile follow one another anyway.
-const IN_BACKGROUND: usize = 2;
+/// So many steps may be in the background at once: two with tests, which wait most of the time and so leave a processor idle by themselves,
+/// and one that compiles; those follow one another anyway.
+const IN_BACKGROUND: usize = 3;
 
 /// How many lines of a failed step's log are shown.
 const TAIL: usize = 30;

@@ -235,11 +235,11 @@ pub(crate) fn test() -> Vec<Step> {
     ];
     let programs: Vec<_> = RUN_PROGRAMS.iter().chain(TEST_PROGRAMS).copied().collect();
     steps.extend(setup(&programs));
-    // Beside the kernel, the programs and the images, which leave processors idle again and again. One after another, because
-    // they wait for the same build directory's lock.
-    let clippy = checks::clippy().after(&["rust-components"]).in_background();
-    let built = unit::build().after(&["apt-packages"]).follows(&["clippy"]);
-    steps.extend([clippy, built.in_background(), deny::deny().in_background()]);
+    // Beside the kernel, the programs and the images, which leave processors idle again and again. Tests first, which wait a lot when they run,
+    // and that is to be beside the cases; lints take the build directory's lock, which tests that begin want.
+    let built = unit::build().after(&["apt-packages"]).in_background();
+    let clippy = checks::clippy().after(&["rust-components"]).follows(&["unit-tests"]);
+    steps.extend([built, clippy.in_background(), deny::deny().in_background()]);
     let images = [REDIS, NODE, BASE].map(|image| recipe(image, HINT_IMAGE));
     steps.extend(images.map(|step| step.after(&["apt-packages"])));
     steps.push(recipe(e2b::CLIENTS, HINT_SDKS).after(&["apt-packages"]));
@@ -257,7 +257,7 @@ pub(crate) fn test() -> Vec<Step> {
     }
     // `vmfunc` waits for the build directory's lock, as the build of tests does.
     steps.extend(in_bochs().into_iter().map(|step| match step.name {
-        "vmfunc" => step.follows(&["build-tests"]).in_background(),
+        "vmfunc" => step.follows(&["clippy"]).in_background(),
         _ => step,
     }));
     steps.push(in_lab(NEWER_KERNEL));
