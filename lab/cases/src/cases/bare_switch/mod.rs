@@ -20,7 +20,7 @@ use engine::{Exit, MsiMessage};
 use reservation::Device;
 
 use self::guest::{Guest, Said, Window, later, serve};
-use super::bare::{Module, in_lab, online, wait_online};
+use super::bare::{CPU, Module, in_lab, online, wait_online};
 use crate::kernel_log::{complaints, kernel_log};
 use crate::{Case, Host};
 
@@ -91,6 +91,9 @@ fn host(host: &Host) -> Result<()> {
         pair.end().with_context(|| name.to_owned())?;
         wait_online(&all).with_context(|| format!("after {name}"))?;
     }
+    if thread::available_parallelism()?.get() >= 4 {
+        several(&device, &all).context("several")?;
+    }
     drop(device);
     module.unload()?;
     let complaints = complaints(&mut log)?;
@@ -111,7 +114,7 @@ impl Pair {
         let (server, link) = serve(device, &window, budget)?;
         // Nobody runs on it, and the server is still there.
         wait_online(all)?;
-        let mut guest = Guest::new(device, &window)?;
+        let mut guest = Guest::new(device, CPU, &window)?;
         let again = link.try_clone()?;
         guest.vcpu.link(0, Some(link))?;
         ensure!(guest.vcpu.link(0, Some(again)).is_err(), "a number had two links");
@@ -471,4 +474,47 @@ fn end(pair: &mut Pair) -> Result<()> {
     let status = pair.guest.enters(0, false)?;
     ensure!(status == GONE, "and then by {status}");
     Ok(())
+}
+
+/// Two guests on CPUs of their own, in a lab that has as many: one server, which each finds as it left it, or at work for the other.
+fn several(device: &Device, all: &str) -> Result<()> {
+    const EACH: u64 = CALLS / 5;
+    let window = Window::new()?;
+    let (server, link) = serve(device, &window, BUDGET)?;
+    wait_online(all)?;
+    let mut server = Server::start(server);
+    let mut guests = Vec::new();
+    for of in 0..2_u32 {
+        let mut guest = Guest::new(device, CPU + of, &window)?;
+        guest.vcpu.link(0, Some(link.try_clone()?))?;
+        let (place, _) = window.place(of.into())?;
+        let own = 0x1111 * u64::from(of + 1);
+        guest.begin(code::beside(), &[(8, EACH), (9, place), (14, own)], true)?;
+        guests.push(guest);
+    }
+    drop(link);
+    let calls = window.calls()?;
+    let all_said = thread::scope(|scope| {
+        let run = |mut guest: Guest| {
+            guest.vcpu.kicker().adopt_current_thread();
+            guest.said()
+        };
+        let threads: Vec<_> = guests
+            .into_iter()
+            .map(|guest| scope.spawn(move || run(guest)))
+            .collect();
+        let said = |thread: thread::ScopedJoinHandle<'_, Result<Said>>| thread.join().expect("it does not panic");
+        threads.into_iter().map(said).collect::<Result<Vec<_>>>()
+    })?;
+    ensure!(all_said == [Said::Done, Said::Done], "two guests said {all_said:?}");
+    let served = window.calls()? - calls;
+    let busy = [window.place(0)?.1, window.place(1)?.1];
+    #[expect(clippy::print_stdout, reason = "a case's own output")]
+    {
+        println!("two guests: {served} calls, and the server was at work for the other {busy:?} times");
+    }
+    ensure!(served == 2 * EACH, "the server has counted {served} calls");
+    ensure!(busy.iter().sum::<u64>() > 0, "they were never there at the same time");
+    server.end()?;
+    wait_online(all)
 }
