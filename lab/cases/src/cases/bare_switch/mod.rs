@@ -234,8 +234,9 @@ impl Drop for Server {
     }
 }
 
-/// How often a CPU without Linux has woken somebody.
+/// How often a CPU without Linux has woken somebody. Whoever waits may see what it waits for before the interrupt comes.
 fn wakes() -> Result<u64> {
+    thread::sleep(PAUSE);
     let interrupts = fs::read_to_string("/proc/interrupts")?;
     let line = interrupts.lines().find(|line| line.trim_end().ends_with(" basalt"));
     let counts = line.context("the module has no interrupt")?.split_whitespace().skip(1);
