@@ -97,7 +97,6 @@ impl Guest {
         vm.map_ram(0, Arc::clone(&memory), Presence::AtOnce)?;
         vm.map_ram(1, Arc::clone(&window.0), Presence::AtOnce)?;
         let vcpu = vm.create_vcpu(0, 1)?;
-        vcpu.kicker().adopt_current_thread();
         let guest = Self { vcpu, vm, memory };
         guest.prepare()?;
         Ok(guest)

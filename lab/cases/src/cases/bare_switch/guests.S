@@ -116,6 +116,11 @@ bare_switch_calls_end:
 .global bare_switch_beside
 .global bare_switch_beside_end
 bare_switch_beside:
+    mov ecx, 0x80f
+    mov eax, 0x1ff
+    xor edx, edx
+    wrmsr
+    sti
     xor r13d, r13d
     movq xmm0, r14
 .Lbeside:
@@ -124,6 +129,8 @@ bare_switch_beside:
     vmmcall
     cmp rax, 2
     je .Lbusy
+    cmp rax, 1
+    je .Lbeside
     test rax, rax
     jnz .Lfailed_beside
     mov eax, 0xff
