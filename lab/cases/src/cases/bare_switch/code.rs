@@ -32,6 +32,12 @@ between!(
     bare_switch_calls_end,
     "A guest that enters it, many times."
 );
+between!(
+    beside,
+    bare_switch_beside,
+    bare_switch_beside_end,
+    "One of several that enter it."
+);
 between!(once, bare_switch_once, bare_switch_once_end, "One that does so once.");
 between!(
     exits,

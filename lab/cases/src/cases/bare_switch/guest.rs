@@ -55,6 +55,11 @@ impl Window {
         self.word(24)
     }
 
+    /// Where one of several guests tells something, in the guest's memory, and what it has told.
+    pub(super) fn place(&self, of: u64) -> Result<(u64, u64)> {
+        Ok((WINDOW + 64 + of * 8, self.word(64 + of * 8)?))
+    }
+
     pub(super) fn outcome(&self) -> Result<u64> {
         self.word(32)
     }
@@ -84,15 +89,14 @@ pub(super) struct Guest {
 }
 
 impl Guest {
-    pub(super) fn new(device: &Device, window: &Window) -> Result<Self> {
-        let engine = BareEngine::from_fd(device.reserve(&[CPU])?.into())?;
+    pub(super) fn new(device: &Device, cpu: u32, window: &Window) -> Result<Self> {
+        let engine = BareEngine::from_fd(device.reserve(&[cpu])?.into())?;
         let vm = engine.create_vm(CpuModel::Host)?;
         let memory = GuestRegionMmap::new(MmapRegion::new(MEMORY)?, GuestAddress(0)).context("a region at 0")?;
         let memory = Arc::new(memory);
         vm.map_ram(0, Arc::clone(&memory), Presence::AtOnce)?;
         vm.map_ram(1, Arc::clone(&window.0), Presence::AtOnce)?;
         let vcpu = vm.create_vcpu(0, 1)?;
-        vcpu.kicker().adopt_current_thread();
         let guest = Self { vcpu, vm, memory };
         guest.prepare()?;
         Ok(guest)
@@ -178,7 +182,7 @@ impl Guest {
 
 /// A guest that serves, frozen: its CPU is Linux's again.
 pub(super) fn serve(device: &Device, window: &Window, budget: Duration) -> Result<(Guest, std::os::fd::OwnedFd)> {
-    let mut server = Guest::new(device, window)?;
+    let mut server = Guest::new(device, CPU, window)?;
     server.begin(code::server(), &[], false)?;
     let early = server.vcpu.freeze(budget);
     ensure!(early.is_err(), "a guest that has not said that it waits was frozen");
