@@ -14,18 +14,23 @@
     reason = "sizes that the program gives are taken as they are"
 )]
 
+use crate::abi::P;
 use crate::stub;
 
-/// `cuCtxGetCurrent`: not served.
+/// `CUresult cuCtxGetCurrent(CUcontext *pctx)`.
 #[unsafe(no_mangle)]
-extern "C" fn basalt_cuCtxGetCurrent() -> i64 {
-    stub::not_served(176, 801)
+unsafe extern "C" fn basalt_cuCtxGetCurrent(pctx: *mut P) -> i32 {
+    stub::enter(176);
+    // SAFETY: 1. the arguments are the program's, as the declaration has them.
+    unsafe { crate::cuda::cuCtxGetCurrent(pctx) }
 }
 
-/// `cuCtxSetCurrent`: not served.
+/// `CUresult cuCtxSetCurrent(CUcontext ctx)`.
 #[unsafe(no_mangle)]
-extern "C" fn basalt_cuCtxSetCurrent() -> i64 {
-    stub::not_served(177, 801)
+unsafe extern "C" fn basalt_cuCtxSetCurrent(ctx: P) -> i32 {
+    stub::enter(177);
+    // SAFETY: 1. the arguments are the program's, as the declaration has them.
+    unsafe { crate::cuda::cuCtxSetCurrent(ctx) }
 }
 
 /// `CUresult cuDeviceGet(int *device, int ordinal)`.
@@ -50,16 +55,20 @@ unsafe extern "C" fn basalt_cuDeviceGetCount(count: *mut i32) -> i32 {
     unsafe { crate::cuda::cuDeviceGetCount(count) }
 }
 
-/// `cuDevicePrimaryCtxGetState`: not served.
+/// `CUresult cuDevicePrimaryCtxGetState(int dev, unsigned int *flags, int *active)`.
 #[unsafe(no_mangle)]
-extern "C" fn basalt_cuDevicePrimaryCtxGetState() -> i64 {
-    stub::not_served(181, 801)
+unsafe extern "C" fn basalt_cuDevicePrimaryCtxGetState(dev: i32, flags: *mut u32, active: *mut i32) -> i32 {
+    stub::enter(181);
+    // SAFETY: 1. the arguments are the program's, as the declaration has them.
+    unsafe { crate::cuda::cuDevicePrimaryCtxGetState(dev, flags, active) }
 }
 
-/// `cuDevicePrimaryCtxRetain`: not served.
+/// `CUresult cuDevicePrimaryCtxRetain(CUcontext *pctx, int dev)`.
 #[unsafe(no_mangle)]
-extern "C" fn basalt_cuDevicePrimaryCtxRetain() -> i64 {
-    stub::not_served(182, 801)
+unsafe extern "C" fn basalt_cuDevicePrimaryCtxRetain(pctx: *mut P, dev: i32) -> i32 {
+    stub::enter(182);
+    // SAFETY: 1. the arguments are the program's, as the declaration has them.
+    unsafe { crate::cuda::cuDevicePrimaryCtxRetain(pctx, dev) }
 }
 
 /// `CUresult cuDriverGetVersion(int *driverVersion)`.
