@@ -68,7 +68,11 @@ pub(crate) unsafe fn cuCtxGetCurrent(pctx: *mut P) -> i32 {
 }
 
 pub(crate) unsafe fn cuCtxSetCurrent(ctx: P) -> i32 {
-    if ctx.addr() > CONTEXT { CUDA_ERROR_INVALID_VALUE } else { 0 }
+    if ctx.addr() > CONTEXT {
+        CUDA_ERROR_INVALID_VALUE
+    } else {
+        0
+    }
 }
 
 pub(crate) unsafe fn cuGetErrorString(_error: i32, p_str: *mut *mut u8) -> i32 {

@@ -124,7 +124,7 @@ impl Memory {
         }
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         // SAFETY: 1. nothing is replaced: where it goes is the kernel's choice; 2. nobody may look there.
-        let place = unsafe { libc::mmap(std::ptr::null_mut(), SPACE, libc::PROT_NONE, flags, -1, 0) };
+        let place = unsafe { libc::mmap64(std::ptr::null_mut(), SPACE, libc::PROT_NONE, flags, -1, 0) };
         if place == libc::MAP_FAILED {
             return Err(OUT_OF_MEMORY);
         }

@@ -3,7 +3,7 @@
 //! Knows no function by name.
 #![allow(unsafe_code, reason = "reads and writes where a program says")]
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::env;
 use std::ffi::c_void;
@@ -156,11 +156,7 @@ pub(crate) fn ask<'a, C: Call<'a>>(call: &C, kept: bool, take: impl FnOnce(&C::R
     if !kept {
         return connection.ask(call, take);
     }
-    let mut key = vec![0; accel_proto::MESSAGE];
-    let mut writer = Writer::new(&mut key);
-    call.write(&mut writer);
-    let length = writer.finish().map_err(|_| Failure::TooLong)?;
-    key.truncate(length);
+    let mut key = encoded(|writer| call.write(writer))?;
     key.extend(C::OP.to_le_bytes());
     if let Some(bytes) = lock(&KEPT).as_ref().and_then(|kept| kept.get(&key)) {
         let limits = accel_proto::Limits { arena: 0 };
@@ -169,22 +165,29 @@ pub(crate) fn ask<'a, C: Call<'a>>(call: &C, kept: bool, take: impl FnOnce(&C::R
         take(&reply);
         return Ok(());
     }
-    let mut encoded = vec![0; accel_proto::MESSAGE];
-    let written = connection.ask(call, |reply| {
-        let mut writer = Writer::new(&mut encoded);
-        accel_proto::Reply::<C>::write(reply, &mut writer);
+    let answer = connection.ask(call, |reply| {
         take(reply);
-        writer.finish()
-    })?;
-    if let Ok(length) = written {
-        encoded.truncate(length);
-        let mut kept = lock(&KEPT);
-        let kept = kept.get_or_insert_default();
-        if kept.len() < MOST {
-            kept.insert(key, encoded);
-        }
+        encoded(|writer| accel_proto::Reply::<C>::write(reply, writer))
+    })??;
+    let mut kept = lock(&KEPT);
+    let kept = kept.get_or_insert_default();
+    if kept.len() < MOST {
+        kept.insert(key, answer);
     }
     Ok(())
+}
+
+/// The bytes of a call or an answer.
+fn encoded(write: impl FnOnce(&mut Writer<'_>)) -> Result<Vec<u8>, Failure> {
+    thread_local! {
+        static SCRATCH: RefCell<Box<[u8]>> = RefCell::new(vec![0; accel_proto::MESSAGE].into());
+    }
+    SCRATCH.with_borrow_mut(|scratch| {
+        let mut writer = Writer::new(scratch);
+        write(&mut writer);
+        let length = writer.finish().map_err(|_| Failure::TooLong)?;
+        Ok(scratch.get(..length).unwrap_or_default().to_vec())
+    })
 }
 
 pub(crate) use connection::reply_place;

@@ -778,6 +778,7 @@ pub(crate) const NAMES: &[&str] = &[
     "nvrtcVersion",
     "nvshmem_free",
     "nvshmem_info_get_version",
+    "nvshmem_init",
     "nvshmem_malloc",
     "nvshmem_ptr",
     "nvshmem_team_n_pes",

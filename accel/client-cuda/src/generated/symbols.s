@@ -4209,6 +4209,11 @@ basalt_entry_nvshmem_free:
 basalt_entry_nvshmem_info_get_version:
 	jmp	basalt_nvshmem_info_get_version
 	.symver	basalt_entry_nvshmem_info_get_version, nvshmem_info_get_version@@NVSHMEM
+	.globl	basalt_entry_nvshmem_init
+	.type	basalt_entry_nvshmem_init, @function
+basalt_entry_nvshmem_init:
+	jmp	basalt_nvshmem_init
+	.symver	basalt_entry_nvshmem_init, nvshmem_init@@NVSHMEM
 	.globl	basalt_entry_nvshmem_malloc
 	.type	basalt_entry_nvshmem_malloc, @function
 basalt_entry_nvshmem_malloc:
