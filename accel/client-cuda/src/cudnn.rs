@@ -92,13 +92,14 @@ pub(crate) unsafe fn cudnnGetTensorNdDescriptor(
         return CUDNN_STATUS_BAD_PARAM;
     };
     let (dims, strides) = rest.split_at(rest.len() / 2);
-    // SAFETY: 1. the program has places for them, the lists with room for as many as it asks for.
-    unsafe {
-        stub::put(data_type, *kept_type);
-        stub::put(nb_dims, *count);
-        put_list(dim_a, dims, nb_dims_requested);
-        put_list(stride_a, strides, nb_dims_requested);
-    }
+    // SAFETY: 1. the program has a place for it, or NULL.
+    unsafe { stub::put(data_type, *kept_type) };
+    // SAFETY: 1. the same.
+    unsafe { stub::put(nb_dims, *count) };
+    // SAFETY: 1. the list has room for as many as the program asks for.
+    unsafe { put_list(dim_a, dims, nb_dims_requested) };
+    // SAFETY: 1. the same.
+    unsafe { put_list(stride_a, strides, nb_dims_requested) };
     0
 }
 
@@ -115,13 +116,14 @@ pub(crate) unsafe fn cudnnGetFilterNdDescriptor(
     let Some([kept_type, kept_format, count, dims @ ..]) = descriptor.and_then(descriptor::Descriptor::first) else {
         return CUDNN_STATUS_BAD_PARAM;
     };
-    // SAFETY: 1. the program has places for them, the list with room for as many as it asks for.
-    unsafe {
-        stub::put(data_type, *kept_type);
-        stub::put(format, *kept_format);
-        stub::put(nb_dims, *count);
-        put_list(filter_dim_a, dims, nb_dims_requested);
-    }
+    // SAFETY: 1. the program has a place for it, or NULL.
+    unsafe { stub::put(data_type, *kept_type) };
+    // SAFETY: 1. the same.
+    unsafe { stub::put(format, *kept_format) };
+    // SAFETY: 1. the same.
+    unsafe { stub::put(nb_dims, *count) };
+    // SAFETY: 1. the list has room for as many as the program asks for.
+    unsafe { put_list(filter_dim_a, dims, nb_dims_requested) };
     0
 }
 

@@ -32,9 +32,11 @@ pub(crate) enum Failure {
     Code(i32),
 }
 
-const ZERO: AtomicU64 = AtomicU64::new(0);
-static CALLS: [AtomicU64; NAMES.len()] = [ZERO; NAMES.len()];
-static NOT_SERVED: AtomicU64 = ZERO;
+static CALLS: [AtomicU64; NAMES.len()] = [const { AtomicU64::new(0) }; NAMES.len()];
+static NOT_SERVED: AtomicU64 = AtomicU64::new(0);
+
+/// What a call says behind its object, by call and object.
+type Said = HashMap<(u16, u32), [u8; 24]>;
 
 thread_local! {
     static LAST_ERROR: Cell<i32> = const { Cell::new(0) };
@@ -49,8 +51,7 @@ pub(crate) fn enter(index: usize) {
 
 /// A function is called that nobody serves: it is counted, told once to who wants to know, and answers its library's code.
 pub(crate) fn not_served(index: usize, value: i64) -> i64 {
-    const NOT_YET: AtomicBool = AtomicBool::new(false);
-    static TOLD: [AtomicBool; NAMES.len()] = [NOT_YET; NAMES.len()];
+    static TOLD: [AtomicBool; NAMES.len()] = [const { AtomicBool::new(false) }; NAMES.len()];
     enter(index);
     NOT_SERVED.fetch_add(1, Ordering::Relaxed);
     let name = NAMES.get(index).copied().unwrap_or_default();
@@ -80,13 +81,13 @@ unsafe extern "C" fn basalt_cuda_counters(counts: *mut u64, each: *mut u64, room
     if !counts.is_null() {
         for (place, count) in all.into_iter().enumerate() {
             // SAFETY: 1. the caller has room for four.
-            unsafe { counts.add(place).write(count) };
+            unsafe { put(counts.wrapping_add(place), count) };
         }
     }
     if !each.is_null() {
         for (place, count) in calls().take(room).enumerate() {
             // SAFETY: 1. the caller has room for so many.
-            unsafe { each.add(place).write(count) };
+            unsafe { put(each.wrapping_add(place), count) };
         }
     }
     NAMES.len()
@@ -124,8 +125,7 @@ pub(crate) fn send<'a, C: Call<'a>>(call: &C) -> Result<(), Failure> {
 
 /// The same, unless the last one of its kind for its object was the same.
 pub(crate) fn send_once<'a, C: Call<'a>>(call: &C) -> Result<(), Failure> {
-    /// Arguments behind the object, by call and object.
-    static LAST: Mutex<Option<HashMap<(u16, u32), [u8; 24]>>> = Mutex::new(None);
+    static LAST: Mutex<Option<Said>> = Mutex::new(None);
     let mut bytes = [0; 28];
     let mut writer = Writer::new(&mut bytes);
     call.write(&mut writer);
@@ -213,7 +213,7 @@ pub(crate) unsafe fn put_all<T: Plain>(place: *mut T, values: List<'_, T>) {
     if !place.is_null() {
         for (index, value) in values.iter().enumerate() {
             // SAFETY: 1. the caller's place has room for all.
-            unsafe { place.add(index).write_unaligned(value) };
+            unsafe { put(place.wrapping_add(index), value) };
         }
     }
 }

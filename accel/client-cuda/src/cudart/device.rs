@@ -188,13 +188,12 @@ pub(crate) unsafe fn cudaDeviceGetPCIBusId(pci_bus_id: *mut u8, len: i32, device
     let text: &CStr = c"0000:00:00.0";
     let bytes = text.to_bytes_with_nul();
     let fits = usize::try_from(len).is_ok_and(|len| len >= bytes.len());
-    let told = self::device(device).and_then(|_| {
-        if fits {
-            Ok(())
-        } else {
-            Err(Failure::Code(cudaErrorInvalidValue))
-        }
-    });
+    let room = if fits {
+        Ok(())
+    } else {
+        Err(Failure::Code(cudaErrorInvalidValue))
+    };
+    let told = self::device(device).and(room);
     let put = told.map(|()| {
         // SAFETY: 1. the program has room for `len` bytes, which are enough.
         unsafe { stub::put_all(pci_bus_id, accel_proto::List::new(bytes)) };
@@ -230,13 +229,7 @@ pub(crate) unsafe fn cudaRuntimeGetVersion(runtime_version: *mut i32) -> i32 {
     cudaSuccess
 }
 
-pub(crate) unsafe fn cudaGetDriverEntryPointByVersion(
-    _symbol: *const u8,
-    func_ptr: *mut *mut c_void,
-    _cuda_version: u32,
-    _flags: u64,
-    driver_status: *mut i32,
-) -> i32 {
+pub(crate) unsafe fn cudaGetDriverEntryPointByVersion(func_ptr: *mut *mut c_void, driver_status: *mut i32) -> i32 {
     // SAFETY: 1. the program has a place for it.
     unsafe { stub::put(func_ptr, std::ptr::null_mut()) };
     // SAFETY: 1. the program has a place for it, or NULL.

@@ -21,32 +21,24 @@ thread_local! {
     static PUSHED: RefCell<Vec<(Dim3, Dim3, usize, P)>> = const { RefCell::new(Vec::new()) };
 }
 
-pub(crate) unsafe fn __cudaRegisterFatBinary(_fat_cubin: *mut c_void) -> *mut *mut c_void {
+pub(crate) unsafe fn __cudaRegisterFatBinary() -> *mut *mut c_void {
     std::ptr::without_provenance_mut(registry::add_module())
 }
 
-pub(crate) unsafe fn __cudaRegisterFatBinaryEnd(_fat_cubin_handle: *mut *mut c_void) {}
+pub(crate) unsafe fn __cudaRegisterFatBinaryEnd() {}
 
 pub(crate) unsafe fn __cudaUnregisterFatBinary(fat_cubin_handle: *mut *mut c_void) {
     registry::remove_module(fat_cubin_handle.addr());
 }
 
-pub(crate) unsafe fn __cudaInitModule(_fat_cubin_handle: *mut *mut c_void) -> u8 {
+pub(crate) unsafe fn __cudaInitModule() -> u8 {
     1
 }
 
-#[expect(clippy::too_many_arguments, reason = "the parameters are C's")]
 pub(crate) unsafe fn __cudaRegisterFunction(
     fat_cubin_handle: *mut *mut c_void,
     host_fun: *const u8,
-    _device_fun: *mut u8,
     device_name: *const u8,
-    _thread_limit: i32,
-    _tid: *mut Dim3,
-    _bid: *mut Dim3,
-    _b_dim: *mut Dim3,
-    _g_dim: *mut Dim3,
-    _w_size: *mut i32,
 ) {
     registry::add_function(
         fat_cubin_handle.addr(),
@@ -55,17 +47,7 @@ pub(crate) unsafe fn __cudaRegisterFunction(
     );
 }
 
-#[expect(clippy::too_many_arguments, reason = "the parameters are C's")]
-pub(crate) unsafe fn __cudaRegisterVar(
-    _fat_cubin_handle: *mut *mut c_void,
-    _host_var: *mut u8,
-    _device_address: *mut u8,
-    _device_name: *const u8,
-    _ext: i32,
-    _size: usize,
-    _constant: i32,
-    _global: i32,
-) {
+pub(crate) unsafe fn __cudaRegisterVar() {
     registry::add_variable();
 }
 
@@ -112,7 +94,6 @@ pub(crate) unsafe fn __cudaLaunchKernel(
     kernel: P,
     grid_dim: Dim3,
     block_dim: Dim3,
-    _args: *mut *mut c_void,
     shared_mem: usize,
     stream: P,
 ) -> i32 {
@@ -123,7 +104,6 @@ pub(crate) unsafe fn cudaLaunchKernel(
     func: *const c_void,
     grid_dim: Dim3,
     block_dim: Dim3,
-    _args: *mut *mut c_void,
     shared_mem: usize,
     stream: P,
 ) -> i32 {
@@ -142,7 +122,7 @@ struct Configuration {
     stream: P,
 }
 
-pub(crate) unsafe fn cudaLaunchKernelExC(config: *const c_void, func: *const c_void, _args: *mut *mut c_void) -> i32 {
+pub(crate) unsafe fn cudaLaunchKernelExC(config: *const c_void, func: *const c_void) -> i32 {
     // SAFETY: 1. the program has a configuration there, or NULL.
     let Some(config) = (unsafe { config.cast::<Configuration>().as_ref() }) else {
         return cudaErrorInvalidValue;

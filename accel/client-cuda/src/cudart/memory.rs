@@ -48,7 +48,7 @@ pub(crate) unsafe fn cudaMalloc(dev_ptr: *mut *mut c_void, size: usize) -> i32 {
     }
 }
 
-pub(crate) unsafe fn cudaMallocAsync(dev_ptr: *mut *mut c_void, size: usize, _stream: P) -> i32 {
+pub(crate) unsafe fn cudaMallocAsync(dev_ptr: *mut *mut c_void, size: usize) -> i32 {
     // SAFETY: 1. the arguments are the program's.
     unsafe { cudaMalloc(dev_ptr, size) }
 }
@@ -63,12 +63,12 @@ pub(crate) unsafe fn cudaFree(dev_ptr: *mut c_void) -> i32 {
     status::cudart(freed)
 }
 
-pub(crate) unsafe fn cudaFreeAsync(dev_ptr: *mut c_void, _stream: P) -> i32 {
+pub(crate) unsafe fn cudaFreeAsync(dev_ptr: *mut c_void) -> i32 {
     // SAFETY: 1. the arguments are the program's.
     unsafe { cudaFree(dev_ptr) }
 }
 
-pub(crate) unsafe fn cudaHostAlloc(p_host: *mut *mut c_void, size: usize, _flags: u32) -> i32 {
+pub(crate) unsafe fn cudaHostAlloc(p_host: *mut *mut c_void, size: usize) -> i32 {
     if p_host.is_null() {
         return cudaErrorInvalidValue;
     }
@@ -101,7 +101,7 @@ pub(crate) unsafe fn cudaFreeHost(ptr: *mut c_void) -> i32 {
     }
 }
 
-pub(crate) unsafe fn cudaHostRegister(ptr: *mut c_void, size: usize, _flags: u32) -> i32 {
+pub(crate) unsafe fn cudaHostRegister(ptr: *mut c_void, size: usize) -> i32 {
     if ptr.is_null() || size == 0 {
         return cudaErrorInvalidValue;
     }

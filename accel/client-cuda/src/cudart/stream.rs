@@ -1,24 +1,17 @@
 //! Streams, as far as they are not the server's: nothing can be captured.
 
-use std::ffi::c_void;
-
-use crate::abi::P;
 use crate::generated::values::{cudaErrorInvalidValue, cudaStreamCaptureModeGlobal, cudaStreamCaptureStatusNone};
 use crate::stub;
 
-pub(crate) unsafe fn cudaStreamIsCapturing(_stream: P, p_capture_status: *mut i32) -> i32 {
+pub(crate) unsafe fn cudaStreamIsCapturing(p_capture_status: *mut i32) -> i32 {
     // SAFETY: 1. the program has a place for it.
     unsafe { stub::put(p_capture_status, cudaStreamCaptureStatusNone) };
     0
 }
 
 pub(crate) unsafe fn cudaStreamGetCaptureInfo(
-    _stream: P,
     capture_status: *mut i32,
     id: *mut u64,
-    _graph: *mut c_void,
-    _dependencies: *mut c_void,
-    _edges: *mut c_void,
     num_dependencies: *mut usize,
 ) -> i32 {
     // SAFETY: 1. the program has places for them, or NULL.

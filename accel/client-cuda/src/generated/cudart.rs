@@ -31,10 +31,10 @@ unsafe extern "C" fn basalt___cudaGetKernel(kernel: *mut *mut c_void, entry_func
 
 /// `char __cudaInitModule(void **fatCubinHandle)`.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn basalt___cudaInitModule(fat_cubin_handle: *mut *mut c_void) -> u8 {
+unsafe extern "C" fn basalt___cudaInitModule(_fat_cubin_handle: *mut *mut c_void) -> u8 {
     stub::enter(203);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
-    unsafe { crate::cudart::__cudaInitModule(fat_cubin_handle) }
+    unsafe { crate::cudart::__cudaInitModule() }
 }
 
 /// `cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 gridDim, dim3 blockDim, void **args, size_t sharedMem, cudaStream_t stream)`.
@@ -43,13 +43,13 @@ unsafe extern "C" fn basalt___cudaLaunchKernel(
     kernel: P,
     grid_dim: crate::abi::Dim3,
     block_dim: crate::abi::Dim3,
-    args: *mut *mut c_void,
+    _args: *mut *mut c_void,
     shared_mem: usize,
     stream: P,
 ) -> i32 {
     stub::enter(204);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
-    stub::told(unsafe { crate::cudart::__cudaLaunchKernel(kernel, grid_dim, block_dim, args, shared_mem, stream) })
+    stub::told(unsafe { crate::cudart::__cudaLaunchKernel(kernel, grid_dim, block_dim, shared_mem, stream) })
 }
 
 /// `cudaError_t __cudaPopCallConfiguration(dim3 *gridDim, dim3 *blockDim, size_t *sharedMem, void *stream)`.
@@ -80,18 +80,18 @@ unsafe extern "C" fn basalt___cudaPushCallConfiguration(
 
 /// `void * * __cudaRegisterFatBinary(void *fatCubin)`.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn basalt___cudaRegisterFatBinary(fat_cubin: *mut c_void) -> *mut *mut c_void {
+unsafe extern "C" fn basalt___cudaRegisterFatBinary(_fat_cubin: *mut c_void) -> *mut *mut c_void {
     stub::enter(207);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
-    unsafe { crate::cudart::__cudaRegisterFatBinary(fat_cubin) }
+    unsafe { crate::cudart::__cudaRegisterFatBinary() }
 }
 
 /// `void __cudaRegisterFatBinaryEnd(void **fatCubinHandle)`.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn basalt___cudaRegisterFatBinaryEnd(fat_cubin_handle: *mut *mut c_void) {
+unsafe extern "C" fn basalt___cudaRegisterFatBinaryEnd(_fat_cubin_handle: *mut *mut c_void) {
     stub::enter(208);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
-    unsafe { crate::cudart::__cudaRegisterFatBinaryEnd(fat_cubin_handle) }
+    unsafe { crate::cudart::__cudaRegisterFatBinaryEnd() }
 }
 
 /// `void __cudaRegisterFunction(void **fatCubinHandle, const char *hostFun, char *deviceFun, const char *deviceName, int threadLimit, uint3 *tid, uint3 *bid, dim3 *bDim, dim3 *gDim, int *wSize)`.
@@ -99,59 +99,35 @@ unsafe extern "C" fn basalt___cudaRegisterFatBinaryEnd(fat_cubin_handle: *mut *m
 unsafe extern "C" fn basalt___cudaRegisterFunction(
     fat_cubin_handle: *mut *mut c_void,
     host_fun: *const u8,
-    device_fun: *mut u8,
+    _device_fun: *mut u8,
     device_name: *const u8,
-    thread_limit: i32,
-    tid: *mut crate::abi::Dim3,
-    bid: *mut crate::abi::Dim3,
-    b_dim: *mut crate::abi::Dim3,
-    g_dim: *mut crate::abi::Dim3,
-    w_size: *mut i32,
+    _thread_limit: i32,
+    _tid: *mut crate::abi::Dim3,
+    _bid: *mut crate::abi::Dim3,
+    _b_dim: *mut crate::abi::Dim3,
+    _g_dim: *mut crate::abi::Dim3,
+    _w_size: *mut i32,
 ) {
     stub::enter(209);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
-    unsafe {
-        crate::cudart::__cudaRegisterFunction(
-            fat_cubin_handle,
-            host_fun,
-            device_fun,
-            device_name,
-            thread_limit,
-            tid,
-            bid,
-            b_dim,
-            g_dim,
-            w_size,
-        )
-    }
+    unsafe { crate::cudart::__cudaRegisterFunction(fat_cubin_handle, host_fun, device_name) }
 }
 
 /// `void __cudaRegisterVar(void **fatCubinHandle, char *hostVar, char *deviceAddress, const char *deviceName, int ext, size_t size, int constant, int global)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt___cudaRegisterVar(
-    fat_cubin_handle: *mut *mut c_void,
-    host_var: *mut u8,
-    device_address: *mut u8,
-    device_name: *const u8,
-    ext: i32,
-    size: usize,
-    constant: i32,
-    global: i32,
+    _fat_cubin_handle: *mut *mut c_void,
+    _host_var: *mut u8,
+    _device_address: *mut u8,
+    _device_name: *const u8,
+    _ext: i32,
+    _size: usize,
+    _constant: i32,
+    _global: i32,
 ) {
     stub::enter(210);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
-    unsafe {
-        crate::cudart::__cudaRegisterVar(
-            fat_cubin_handle,
-            host_var,
-            device_address,
-            device_name,
-            ext,
-            size,
-            constant,
-            global,
-        )
-    }
+    unsafe { crate::cudart::__cudaRegisterVar() }
 }
 
 /// `void __cudaUnregisterFatBinary(void **fatCubinHandle)`.
@@ -335,10 +311,10 @@ unsafe extern "C" fn basalt_cudaFree(dev_ptr: *mut c_void) -> i32 {
 
 /// `cudaError_t cudaFreeAsync(void *devPtr, cudaStream_t stream)`.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn basalt_cudaFreeAsync(dev_ptr: *mut c_void, stream: P) -> i32 {
+unsafe extern "C" fn basalt_cudaFreeAsync(dev_ptr: *mut c_void, _stream: P) -> i32 {
     stub::enter(229);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
-    stub::told(unsafe { crate::cudart::cudaFreeAsync(dev_ptr, stream) })
+    stub::told(unsafe { crate::cudart::cudaFreeAsync(dev_ptr) })
 }
 
 /// `cudaError_t cudaFreeHost(void *ptr)`.
@@ -400,17 +376,15 @@ unsafe extern "C" fn basalt_cudaGetDeviceProperties_v2(prop: *mut c_void, device
 /// `cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **funcPtr, unsigned int cudaVersion, unsigned long long flags, int *driverStatus)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudaGetDriverEntryPointByVersion(
-    symbol: *const u8,
+    _symbol: *const u8,
     func_ptr: *mut *mut c_void,
-    cuda_version: u32,
-    flags: u64,
+    _cuda_version: u32,
+    _flags: u64,
     driver_status: *mut i32,
 ) -> i32 {
     stub::enter(237);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
-    stub::told(unsafe {
-        crate::cudart::cudaGetDriverEntryPointByVersion(symbol, func_ptr, cuda_version, flags, driver_status)
-    })
+    stub::told(unsafe { crate::cudart::cudaGetDriverEntryPointByVersion(func_ptr, driver_status) })
 }
 
 /// `char * cudaGetErrorName(cudaError_t error)`.
@@ -487,18 +461,18 @@ extern "C" fn basalt_cudaGraphNodeGetDependencies() -> i64 {
 
 /// `cudaError_t cudaHostAlloc(void **pHost, size_t size, unsigned int flags)`.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn basalt_cudaHostAlloc(p_host: *mut *mut c_void, size: usize, flags: u32) -> i32 {
+unsafe extern "C" fn basalt_cudaHostAlloc(p_host: *mut *mut c_void, size: usize, _flags: u32) -> i32 {
     stub::enter(249);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
-    stub::told(unsafe { crate::cudart::cudaHostAlloc(p_host, size, flags) })
+    stub::told(unsafe { crate::cudart::cudaHostAlloc(p_host, size) })
 }
 
 /// `cudaError_t cudaHostRegister(void *ptr, size_t size, unsigned int flags)`.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn basalt_cudaHostRegister(ptr: *mut c_void, size: usize, flags: u32) -> i32 {
+unsafe extern "C" fn basalt_cudaHostRegister(ptr: *mut c_void, size: usize, _flags: u32) -> i32 {
     stub::enter(250);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
-    stub::told(unsafe { crate::cudart::cudaHostRegister(ptr, size, flags) })
+    stub::told(unsafe { crate::cudart::cudaHostRegister(ptr, size) })
 }
 
 /// `cudaError_t cudaHostUnregister(void *ptr)`.
@@ -545,15 +519,13 @@ unsafe extern "C" fn basalt_cudaLaunchCooperativeKernel(
     func: *const c_void,
     grid_dim: crate::abi::Dim3,
     block_dim: crate::abi::Dim3,
-    args: *mut *mut c_void,
+    _args: *mut *mut c_void,
     shared_mem: usize,
     stream: P,
 ) -> i32 {
     stub::enter(257);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
-    stub::told(unsafe {
-        crate::cudart::cudaLaunchCooperativeKernel(func, grid_dim, block_dim, args, shared_mem, stream)
-    })
+    stub::told(unsafe { crate::cudart::cudaLaunchCooperativeKernel(func, grid_dim, block_dim, shared_mem, stream) })
 }
 
 /// `cudaLaunchHostFunc`: not served.
@@ -568,13 +540,13 @@ unsafe extern "C" fn basalt_cudaLaunchKernel(
     func: *const c_void,
     grid_dim: crate::abi::Dim3,
     block_dim: crate::abi::Dim3,
-    args: *mut *mut c_void,
+    _args: *mut *mut c_void,
     shared_mem: usize,
     stream: P,
 ) -> i32 {
     stub::enter(259);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
-    stub::told(unsafe { crate::cudart::cudaLaunchKernel(func, grid_dim, block_dim, args, shared_mem, stream) })
+    stub::told(unsafe { crate::cudart::cudaLaunchKernel(func, grid_dim, block_dim, shared_mem, stream) })
 }
 
 /// `cudaError_t cudaLaunchKernelExC(const void *config, const void *func, void **args)`.
@@ -582,11 +554,11 @@ unsafe extern "C" fn basalt_cudaLaunchKernel(
 unsafe extern "C" fn basalt_cudaLaunchKernelExC(
     config: *const c_void,
     func: *const c_void,
-    args: *mut *mut c_void,
+    _args: *mut *mut c_void,
 ) -> i32 {
     stub::enter(260);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
-    stub::told(unsafe { crate::cudart::cudaLaunchKernelExC(config, func, args) })
+    stub::told(unsafe { crate::cudart::cudaLaunchKernelExC(config, func) })
 }
 
 /// `cudaError_t cudaMalloc(void **devPtr, size_t size)`.
@@ -599,10 +571,10 @@ unsafe extern "C" fn basalt_cudaMalloc(dev_ptr: *mut *mut c_void, size: usize) -
 
 /// `cudaError_t cudaMallocAsync(void **devPtr, size_t size, cudaStream_t stream)`.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn basalt_cudaMallocAsync(dev_ptr: *mut *mut c_void, size: usize, stream: P) -> i32 {
+unsafe extern "C" fn basalt_cudaMallocAsync(dev_ptr: *mut *mut c_void, size: usize, _stream: P) -> i32 {
     stub::enter(262);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
-    stub::told(unsafe { crate::cudart::cudaMallocAsync(dev_ptr, size, stream) })
+    stub::told(unsafe { crate::cudart::cudaMallocAsync(dev_ptr, size) })
 }
 
 /// `cudaError_t cudaMemGetInfo(size_t *free, size_t *total)`.
@@ -866,27 +838,17 @@ extern "C" fn basalt_cudaStreamEndCapture() -> i64 {
 /// `cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus *captureStatus, unsigned long long *id, void *graph, void *dependencies, void *edges, size_t *numDependencies)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudaStreamGetCaptureInfo(
-    stream: P,
+    _stream: P,
     capture_status: *mut i32,
     id: *mut u64,
-    graph: *mut c_void,
-    dependencies: *mut c_void,
-    edges: *mut c_void,
+    _graph: *mut c_void,
+    _dependencies: *mut c_void,
+    _edges: *mut c_void,
     num_dependencies: *mut usize,
 ) -> i32 {
     stub::enter(289);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
-    stub::told(unsafe {
-        crate::cudart::cudaStreamGetCaptureInfo(
-            stream,
-            capture_status,
-            id,
-            graph,
-            dependencies,
-            edges,
-            num_dependencies,
-        )
-    })
+    stub::told(unsafe { crate::cudart::cudaStreamGetCaptureInfo(capture_status, id, num_dependencies) })
 }
 
 /// `cudaError_t cudaStreamGetPriority(cudaStream_t hStream, int *priority)`.
@@ -904,10 +866,10 @@ unsafe extern "C" fn basalt_cudaStreamGetPriority(h_stream: P, priority: *mut i3
 
 /// `cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus *pCaptureStatus)`.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn basalt_cudaStreamIsCapturing(stream: P, p_capture_status: *mut i32) -> i32 {
+unsafe extern "C" fn basalt_cudaStreamIsCapturing(_stream: P, p_capture_status: *mut i32) -> i32 {
     stub::enter(291);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
-    stub::told(unsafe { crate::cudart::cudaStreamIsCapturing(stream, p_capture_status) })
+    stub::told(unsafe { crate::cudart::cudaStreamIsCapturing(p_capture_status) })
 }
 
 /// `cudaError_t cudaStreamQuery(cudaStream_t stream)`.

@@ -14,8 +14,8 @@ pub(crate) fn page(cuda: &Cuda) -> String {
         .count();
     let by_hand = all().filter(|function| matches!(function.body, Body::Hand(_))).count();
     let mut text = format!(
-        "# Functions of CUDA's libraries\n\nMade by `cargo xtask accel` from [accel/spec](../accel/spec/README.md); do not edit. \
-         [accel-cuda.md](accel-cuda.md) says what\nthe columns mean.\n\n{} functions: {} generated, {by_hand} by hand, {not_served} not served.\n",
+        "# Functions of CUDA's libraries\n\nMade by `cargo xtask accel` from [accel/spec](../accel/spec/README.md); do not edit. [accel-cuda.md](accel-cuda.md) says\nwhat the columns mean.\n\n{} functions: {} generated, {by_hand} by hand, {not_served} not \
+         served.\n",
         all().count(),
         all().count() - not_served - by_hand
     );
@@ -34,7 +34,7 @@ fn section(text: &mut String, library: &Library) {
         .partition(|function| !matches!(function.body, Body::NotServed(_)));
     _ = writeln!(
         text,
-        "{}; what is not served answers `{}`.",
+        "{}.\n\nWhat is not served answers `{}`.",
         files.join(", "),
         library.not_served.0
     );

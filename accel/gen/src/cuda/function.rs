@@ -84,11 +84,29 @@ impl Writer<'_> {
     /// What stands before the name of a parameter that a generated body does not look at.
     fn underscore(&self, c_name: &str) -> &'static str {
         let by_hand = matches!(self.function.body, Body::Hand(_));
+        if by_hand {
+            return if self.taken().any(|name| name == c_name) {
+                ""
+            } else {
+                "_"
+            };
+        }
         let params = self.command().into_iter().flat_map(|command| &command.params);
         let is_local = params
             .into_iter()
             .any(|param| param.name == snake(c_name) && param.kind == Kind::Local);
-        if is_local && !by_hand { "_" } else { "" }
+        if is_local { "_" } else { "" }
+    }
+
+    /// Parameters that a function by hand takes.
+    fn taken(&self) -> impl Iterator<Item = &String> {
+        let params = self
+            .function
+            .declaration
+            .iter()
+            .flat_map(|declaration| &declaration.params);
+        let taken = params.zip(&self.function.taken).filter(|(_, taken)| **taken);
+        taken.map(|((name, _, _), _)| name)
     }
 
     /// The type that Rust has for a parameter in C.
@@ -140,12 +158,7 @@ impl Writer<'_> {
     }
 
     fn by_hand(&self, text: &mut String) {
-        let names = self
-            .function
-            .declaration
-            .iter()
-            .flat_map(|declaration| &declaration.params);
-        let names: Vec<_> = names.map(|(name, _, _)| snake(name)).collect();
+        let names: Vec<_> = self.taken().map(|name| snake(name)).collect();
         let call = format!(
             "unsafe {{ crate::{}::{}({}) }}",
             self.library.name,

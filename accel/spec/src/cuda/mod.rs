@@ -69,6 +69,8 @@ pub struct Function {
     /// Numbers in the program's memory that are one value of a type that the call decides: parameter, and how many bytes they have, or the
     /// parameter from which that follows.
     pub scalars: Vec<(String, String)>,
+    /// Of a function by hand: whether it takes the parameters, in their order; the others are not looked at.
+    pub taken: Vec<bool>,
     /// Of what goes into a descriptor: parameters that are lists, and how many elements (bytes of `void`) each has.
     pub inputs: Vec<(String, String)>,
 }

@@ -49,6 +49,8 @@ pub(crate) struct FunctionNote {
     pub(crate) c: String,
     pub(crate) flow: String,
     pub(crate) by_hand: Option<String>,
+    /// Of a function by hand: the parameters that it takes; all of them if nothing is said.
+    pub(crate) takes: Option<Vec<String>>,
     pub(crate) descriptor: Option<String>,
     #[serde(default)]
     pub(crate) repeats: bool,

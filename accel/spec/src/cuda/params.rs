@@ -10,13 +10,16 @@ use crate::error::SpecError;
 use crate::length::Length;
 use crate::model::{Direction, Element, Kind, Life, Param};
 
+/// Parameters, each with a number or the parameter that its length follows from.
+pub(crate) type Lengths = Vec<(String, String)>;
+
 /// The parameters as the model has them, and where the lengths of scalars come from.
 pub(crate) fn crossing(
     place: &Place<'_>,
     said: &FunctionNote,
     declaration: &Declaration,
     types: &Types,
-) -> Result<(Vec<Param>, Vec<(String, String)>), SpecError> {
+) -> Result<(Vec<Param>, Lengths), SpecError> {
     let mut params = Vec::new();
     let mut scalars = Vec::new();
     for (name, c_type, text) in &declaration.params {
@@ -83,7 +86,7 @@ pub(crate) fn inputs(
     said: &FunctionNote,
     declaration: &Declaration,
     types: &Types,
-) -> Result<Vec<(String, String)>, SpecError> {
+) -> Result<Lengths, SpecError> {
     let mut inputs = Vec::new();
     for (name, c_type, _) in declaration.params.iter().skip(1) {
         let length = words(said.params.get(name)).input;

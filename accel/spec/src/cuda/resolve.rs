@@ -109,6 +109,7 @@ fn library(file: &str, note: &FileNote, types: &Types, api: &mut Api) -> Result<
             only: Vec::new(),
             flow: String::new(),
             scalars: Vec::new(),
+            taken: Vec::new(),
             inputs: Vec::new(),
         });
     }
@@ -174,6 +175,7 @@ fn function(
             "is no parameter of its declaration; take one of those, or add it there",
         ));
     }
+    let taken = taken(place, said, &declaration)?;
     let body = body(place, said, &declaration, types)?;
     let (mut scalars, mut inputs) = (Vec::new(), Vec::new());
     if said.flow != "local" {
@@ -192,8 +194,24 @@ fn function(
         only: said.only.clone(),
         flow: said.flow.clone(),
         scalars,
+        taken,
         inputs,
     })
+}
+
+/// Which parameters a function by hand takes.
+fn taken(place: &Place<'_>, said: &FunctionNote, declaration: &Declaration) -> Result<Vec<bool>, SpecError> {
+    let names = || declaration.params.iter().map(|(name, _, _)| name);
+    let Some(takes) = &said.takes else {
+        return Ok(vec![true; declaration.params.len()]);
+    };
+    if said.by_hand.is_none() {
+        return Err(place.wrong("", "takes is for functions by hand; remove it"));
+    }
+    if let Some(other) = takes.iter().find(|take| !names().any(|name| name == *take)) {
+        return Err(place.wrong(other, "takes: is no parameter of its declaration; name one of those"));
+    }
+    Ok(names().map(|name| takes.contains(name)).collect())
 }
 
 fn no_type(name: &str) -> String {

@@ -101,6 +101,11 @@ fn words_that_do_not_fit_are_refused_with_their_place() {
             "",
             "libx.so.2 is no version",
         ),
+        (
+            "flow = \"local\"\nby_hand = \"x\"\ntakes = [\"b\"]",
+            "b",
+            "takes: is no parameter",
+        ),
     ];
     for (words, parameter, part) in cases {
         let error = read(&function(words)).unwrap_err();
