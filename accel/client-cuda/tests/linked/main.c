@@ -112,6 +112,12 @@ static void memory(void)
 	IS(cudaFree(a), 0);
 	IS(cudaMemGetInfo(&free_bytes, &total), 0);
 	IS(total - free_bytes, 0);
+	/* Twice more than there is at a time. */
+	for (int i = 0; i < 4; i++) {
+		IS(cudaMalloc(&a, total / 2), 0);
+		IS(cudaFree(a), 0);
+	}
+	IS(cudaDeviceSynchronize(), 0);
 	free(bytes);
 }
 
