@@ -8,6 +8,7 @@ use std::sync::PoisonError;
 use accel_cuda_null::{Quota, State, TOTAL_MEMORY};
 use accel_proto::cuda::{AnyCall, AnyReply};
 use accel_proto::{Limits, Memory, Refused};
+use wire::ring::Region;
 
 use crate::api::Code;
 use crate::quota::Charge;
@@ -69,11 +70,7 @@ pub(crate) fn serve(
             .as_ref()
             .and_then(|window| window.slice(span.offset, span.length).ok())
     {
-        // No bytes are computed here; what a client reads is the same each time, and nobody else's.
-        let zeroes = vec![0; usize::try_from(span.length).unwrap_or_default()];
-        if let Err(error) = region.write(0, &zeroes) {
-            log::warn!("a client's copy is not in its window: {error}");
-        }
+        zero(&region, span.length);
     }
     session.encode(|writer| reply.write(writer));
     // Of all calls with an answer that is longer than a record, the place for it is the one span.
@@ -81,6 +78,23 @@ pub(crate) fn serve(
     call.spans(&mut |span| place = Some(span));
     session.answer_goes_to(place);
     Ok(())
+}
+
+/// No bytes are computed here; what a client reads is the same each time, and nobody else's.
+fn zero(region: &Region, length: u64) {
+    const ZEROES: [u8; 4096] = [0; 4096];
+    let mut at = 0;
+    while let left @ 1.. = length - at {
+        let piece = left.min(ZEROES.len() as u64);
+        let zeroes = ZEROES
+            .get(..usize::try_from(piece).unwrap_or_default())
+            .unwrap_or_default();
+        if let Err(error) = region.write(at, zeroes) {
+            log::warn!("a client's copy is not in its window: {error}");
+            return;
+        }
+        at += piece;
+    }
 }
 
 fn carry_out(client: &Client, call: &AnyCall<'_>, waits: bool) -> (AnyReply<'static>, Option<i32>) {
