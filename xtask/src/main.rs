@@ -11,6 +11,7 @@ mod runner;
 mod steps;
 mod strings;
 mod tidy;
+mod torch;
 mod tree;
 mod wrap;
 
@@ -59,6 +60,8 @@ enum Verb {
     Accel,
     /// Run unmodified OpenCL programs natively and forwarded, and compare what they tell
     AccelClients(clients::ClientArgs),
+    /// Run PyTorch's CUDA wheel on our libraries of CUDA, and tell what it calls, what is not served, and what it takes
+    Torch(torch::TorchArgs),
     /// Wrap the prose of documents at 120 characters
     Wrap,
     /// Build `basalt-bench`, and make and import the image that its part `exits` has guests run
@@ -135,6 +138,7 @@ fn dispatch(verb: Verb) -> Result<u8> {
         Verb::Strings { json } => strings::command(&context.root, json),
         Verb::Accel => accel(&context),
         Verb::AccelClients(args) => clients::command(&context, args),
+        Verb::Torch(args) => torch::command(&context, args),
         Verb::Wrap => wrap::command(&context.root),
         Verb::Package { version, steps: args } => with_steps(&context, steps::package(version), args, "package"),
         Verb::BenchImage(args) => with_steps(&context, steps::bench_image(), args, "bench-image"),

@@ -28,7 +28,6 @@ use crate::lock;
 use crate::names::{Names, Place};
 use crate::object::{Object, Typed, is_ordered};
 use crate::pending::Pending;
-use crate::place::Server;
 use crate::regions::Regions;
 pub(crate) use crate::touched::Touched;
 
@@ -109,7 +108,7 @@ pub(crate) struct Connection {
 
 impl Connection {
     /// Meets the server at a place; tells a descriptor of the connection's, too, or what went wrong.
-    pub(crate) fn open(server: &Server) -> Result<(Self, i32), String> {
+    pub(crate) fn open(server: &accel_transport::Place) -> Result<(Self, i32), String> {
         let met = server.meet(ENDS, PATIENCE)?;
         let descriptor = met.descriptor();
         let is_remote = !met.transport.has_rings();

@@ -29,7 +29,6 @@ mod names;
 mod notify;
 mod object;
 mod pending;
-mod place;
 mod platform;
 mod process;
 mod program;

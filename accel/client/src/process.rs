@@ -13,11 +13,12 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Mutex, Once};
 
+use accel_transport::Place;
+
 use crate::codes::Code;
 use crate::connection::Connection;
 use crate::lock;
 use crate::notify::Notifier;
-use crate::place::Server;
 use crate::platform::{self, Told};
 
 /// If it is set, why there is no server is said once.
@@ -96,7 +97,7 @@ impl Process {
         {
             return Ok(connection);
         }
-        let server = Server::of_environment().map_err(|reason| self.complain(&reason))?;
+        let server = Place::of_environment().map_err(|reason| self.complain(&reason))?;
         let (connection, descriptor) = Connection::open(&server).map_err(|reason| {
             let named_by = server.named_by();
             self.complain(&format!(

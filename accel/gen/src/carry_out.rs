@@ -57,7 +57,7 @@ impl<'a> Body<'a> {
             text,
             "/// `{}`.\npub(super) fn {}(cx: &mut Session<'_>, call: &{}) -> Result<(), Code> {{\n",
             command.name,
-            snake(name),
+            snake(&name),
             self.crossing.call_type(self.api, "'_")
         );
         if let Some(param) = release {

@@ -34,16 +34,12 @@ impl Crossing<'_> {
         }
         let name = format!("{}Reply", names::command(api, &self.command.name));
         let borrows = self.layout.reply.iter().any(|field| field.rust_type.contains("'r"));
-        with_lifetime(&name, borrows, lifetime)
+        with_lifetime(name, borrows, lifetime)
     }
 }
 
-fn with_lifetime(name: &str, borrows: bool, lifetime: &str) -> String {
-    if borrows {
-        format!("{name}<{lifetime}>")
-    } else {
-        name.to_owned()
-    }
+fn with_lifetime(name: String, borrows: bool, lifetime: &str) -> String {
+    if borrows { format!("{name}<{lifetime}>") } else { name }
 }
 
 /// The module of one group.
@@ -397,8 +393,13 @@ fn reply(text: &mut String, api: &Api, crossing: &Crossing<'_>) {
 /// The module of kinds and structures.
 pub(crate) fn objects(api: &Api) -> String {
     let mut text = format!(
-        "{HEAD}//! Kinds of objects, and structures that parameters point to.\n\nuse crate::handle::{{Handle, Kind}};\n\
-         use crate::plain::{{Members, MembersMut, Plain}};\n\n"
+        "{HEAD}//! Kinds of objects, and structures that parameters point to.\n\nuse crate::handle::{{{}Kind}};\n{}\n",
+        if api.structs.is_empty() { "" } else { "Handle, " },
+        if api.structs.is_empty() {
+            ""
+        } else {
+            "use crate::plain::{Members, MembersMut, Plain};\n"
+        }
     );
     for kind in &api.handles {
         let name = names::c_type(api, &kind.c_type);

@@ -8,6 +8,7 @@ mod client;
 mod client_hand;
 mod client_table;
 mod code;
+mod cuda;
 mod document;
 mod layout;
 mod lock;
@@ -30,6 +31,8 @@ use lock::Lock;
 
 /// Numbers of OpenCL's calls. Zero is no call; other APIs get ranges of their own.
 const OPENCL: std::ops::Range<u16> = 0x0100..0x1000;
+/// Numbers of CUDA's calls, and of functions whose arguments are parts of descriptors.
+const CUDA: std::ops::Range<u16> = 0x1000..0x4000;
 
 /// Where the types go.
 const PROTO: &str = "accel/proto/src";
@@ -100,6 +103,7 @@ pub fn outputs(root: &Path) -> Result<Vec<Output>, GenError> {
     let api = accel_spec::opencl(root)?;
     let mut lock = Lock::parse(&read(root, lock::PATH)?.unwrap_or_default())?;
     let mut outputs = modules(root, &api, &mut lock)?;
+    outputs.extend(cuda::outputs(root, &mut lock)?);
     let order = read(root, "accel/spec/opencl/icd-order.txt")?.unwrap_or_default();
     for (name, text) in client::modules(&api, &order)? {
         let path = format!("{}/{name}.rs", client::STUBS);
@@ -152,7 +156,13 @@ pub fn stale(root: &Path) -> Result<Vec<String>, GenError> {
 fn differing(root: &Path) -> Result<Vec<(String, Option<String>)>, GenError> {
     let outputs = outputs(root)?;
     let mut differing = Vec::new();
-    for dir in ["accel/proto/src/opencl", client::STUBS, server::SERVER] {
+    for dir in [
+        "accel/proto/src/opencl",
+        "accel/proto/src/cuda",
+        client::STUBS,
+        server::SERVER,
+        cuda::CLIENT,
+    ] {
         // Before anything was generated there is none.
         for entry in fs::read_dir(root.join(dir)).into_iter().flatten().flatten() {
             let path = format!("{dir}/{}", entry.file_name().to_string_lossy());
@@ -180,60 +190,75 @@ fn read(root: &Path, path: &str) -> Result<Option<String>, GenError> {
     }
 }
 
-/// The modules of one API.
-fn modules(root: &Path, api: &Api, lock: &mut Lock) -> Result<Vec<Output>, GenError> {
-    let mut ops = HashMap::new();
-    let mut layouts = HashMap::new();
-    // In the specification's order, so that numbers do not depend on files' names.
-    for command in api.commands.iter().filter(|command| command.crosses()) {
-        let layout = Layout::of(api, command);
-        let op = lock.number(&command.name, &layout.sum(api), OPENCL)?;
-        ops.insert(command.name.as_str(), op);
-        layouts.insert(command.name.as_str(), layout);
-    }
-    let mut crossing = |command: &&'_ Command| {
-        let layout = layouts.remove(command.name.as_str())?;
-        let op = *ops.get(command.name.as_str())?;
-        Some((op, layout))
-    };
-    let mut groups = Vec::new();
-    for (name, commands) in api.groups() {
-        let crossings = commands.into_iter().filter_map(|command| {
-            let (op, layout) = crossing(&command)?;
+/// Numbers and layouts of an API's calls, by the files of annotations that have them.
+struct Numbered<'a> {
+    groups: Vec<(&'a str, Vec<Crossing<'a>>)>,
+    ops: HashMap<&'a str, u16>,
+}
+
+impl<'a> Numbered<'a> {
+    fn new(api: &'a Api, lock: &mut Lock, numbers: std::ops::Range<u16>) -> Result<Self, GenError> {
+        let mut ops = HashMap::new();
+        let mut layouts = HashMap::new();
+        // In the specification's order, so that numbers do not depend on files' names.
+        for command in api.commands.iter().filter(|command| command.crosses()) {
+            let layout = Layout::of(api, command);
+            let op = lock.number(&command.name, &layout.sum(api), numbers.clone())?;
+            ops.insert(command.name.as_str(), op);
+            layouts.insert(command.name.as_str(), layout);
+        }
+        let mut crossing = |command: &'a Command| {
+            let layout = layouts.remove(command.name.as_str())?;
+            let op = *ops.get(command.name.as_str())?;
             Some(Crossing { command, layout, op })
+        };
+        let groups = api.groups().into_iter();
+        let groups = groups.map(|(name, commands)| (name, commands.into_iter().filter_map(&mut crossing).collect()));
+        let groups = groups.collect();
+        Ok(Self { groups, ops })
+    }
+
+    /// Types of calls and replies, and the table of commands.
+    fn proto(&self, root: &Path, api: &Api) -> Result<Vec<Output>, GenError> {
+        let op = |command: &Command| self.ops.get(command.name.as_str()).copied();
+        let mut files = vec![
+            ("mod".to_owned(), code::root(api, &self.groups)),
+            ("objects".to_owned(), code::objects(api)),
+            ("table".to_owned(), table::module(api, op)),
+        ];
+        for (name, crossings) in self.groups.iter().filter(|(_, crossings)| !crossings.is_empty()) {
+            files.push(((*name).to_owned(), code::group(api, name, crossings)));
+        }
+        let files = files.into_iter().map(|(name, text)| {
+            let path = format!("{PROTO}/{}/{name}.rs", api.name);
+            let text = formatted(root, &path, &text)?;
+            Ok(Output { path, text })
         });
-        groups.push((name, crossings.collect::<Vec<_>>()));
+        files.collect()
     }
-    let op = |command: &Command| ops.get(command.name.as_str()).copied();
-    let mut files = vec![
-        ("mod".to_owned(), code::root(api, &groups)),
-        ("objects".to_owned(), code::objects(api)),
-        ("table".to_owned(), table::module(api, op)),
-    ];
-    for (name, crossings) in groups.iter().filter(|(_, crossings)| !crossings.is_empty()) {
-        files.push(((*name).to_owned(), code::group(api, name, crossings)));
-    }
+}
+
+/// The modules of OpenCL.
+fn modules(root: &Path, api: &Api, lock: &mut Lock) -> Result<Vec<Output>, GenError> {
+    let numbered = Numbered::new(api, lock, OPENCL)?;
+    let groups = &numbered.groups;
+    let mut outputs = numbered.proto(root, api)?;
     let in_server = [
         ("api", server::functions(api)),
         ("null", null::module(api)),
-        ("mod", server::root(api, &groups)),
+        ("mod", server::root(api, groups)),
     ];
     let in_server = (in_server.into_iter()).chain(
         groups
             .iter()
             .filter_map(|(name, crossings)| Some((*name, server::group(api, name, crossings)?))),
     );
-    let in_server: Vec<_> = in_server
-        .map(|(name, text)| (format!("{}/{name}.rs", server::SERVER), text))
-        .collect();
-    let files = files
-        .into_iter()
-        .map(|(name, text)| (format!("{PROTO}/{}/{name}.rs", api.name), text));
-    let outputs = files.chain(in_server).map(|(path, text)| {
+    for (name, text) in in_server {
+        let path = format!("{}/{name}.rs", server::SERVER);
         let text = formatted(root, &path, &text)?;
-        Ok(Output { path, text })
-    });
-    outputs.collect()
+        outputs.push(Output { path, text });
+    }
+    Ok(outputs)
 }
 
 /// Through rustfmt, with the tree's own settings.

@@ -154,7 +154,7 @@ pub(crate) fn root(api: &Api, groups: &[(&str, Vec<Crossing<'_>>)]) -> String {
     for (name, crossings) in groups {
         for Crossing { command, .. } in crossings {
             let variant = names::command(api, &command.name);
-            let function = snake(variant);
+            let function = snake(&variant);
             let place = match (is_carried_out(command), BY_HAND.contains(&command.name.as_str())) {
                 (false, _) => "refused".to_owned(),
                 (true, true) => format!("crate::manual::{function}"),

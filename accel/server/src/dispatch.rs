@@ -9,6 +9,7 @@ use accel_proto::opencl::AnyCall;
 use accel_proto::{Arguments, Call, Effect, Limits, List, MESSAGE, Object, Reader, Record, Refused, Span};
 
 use crate::api::Code;
+use crate::cuda;
 pub(crate) use crate::generated::carry_out;
 use crate::generated::{queue_of, work_of};
 use crate::objects::Held;
@@ -112,6 +113,9 @@ impl<'c> Worker<'c> {
             reader.finish()?;
             await_completions(&mut self.session, &call);
             return Ok(());
+        }
+        if cuda::NUMBERS.contains(&record.op()) {
+            return cuda::serve(&mut self.session, record.op(), bytes, limits, waits);
         }
         let call = AnyCall::decode(record.op(), bytes, limits)?;
         run(&mut self.session, &call, waits);

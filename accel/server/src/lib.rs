@@ -13,6 +13,7 @@
 mod api;
 mod arguments;
 mod completions;
+mod cuda;
 mod direct;
 mod dispatch;
 mod generated;

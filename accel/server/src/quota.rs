@@ -99,6 +99,18 @@ impl Charge {
         }
     }
 
+    /// What is charged.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// So many bytes less, or none.
+    pub(crate) fn lower(&mut self, bytes: u64) {
+        let less = bytes.min(self.bytes);
+        self.bytes -= less;
+        self.quota.used.fetch_sub(less, Ordering::SeqCst);
+    }
+
     /// Gives it back when the back end says that a memory object is gone. A back end that does not say so leaves it to the caller, whose it
     /// is again: to be dropped after the object was released.
     pub(crate) fn until_gone(self, backend: &Backend, object: P) -> Option<Self> {

@@ -21,6 +21,7 @@ use accel_window::Window;
 use crate::api::{Api, Backend, Code, P};
 use crate::arguments;
 use crate::completions::Completions;
+use crate::cuda::Cuda;
 use crate::marshal::{Answer, Copies, Many, Place, Places, Properties};
 use crate::objects::{Form, Held, MaybeHeld, Object, Sort, State};
 use crate::quota::Charge;
@@ -59,6 +60,8 @@ pub(crate) struct Client {
     pub(crate) order: Option<Order>,
     /// Why it cannot be all the same.
     pub(crate) unsaved: OnceLock<&'static str>,
+    /// What it has of CUDA, from its first call of that on.
+    pub(crate) cuda: Mutex<Option<Cuda>>,
     /// For each of its threads: held while that works on a record; where it was in its rings after the last one.
     pub(crate) turns: Vec<Mutex<Option<Position>>>,
     /// The last two to go: what memory of a client is made of that was saved, and its window.
@@ -78,6 +81,7 @@ impl Client {
             abandoned: AtomicBool::new(false),
             order: None,
             unsaved: OnceLock::new(),
+            cuda: Mutex::default(),
             turns: Vec::new(),
             _image: None,
             window,
@@ -559,6 +563,11 @@ impl<'c> Session<'c> {
         write(&mut writer);
         self.length = writer.finish().unwrap_or_default();
         self.place = None;
+    }
+
+    /// The place in the arena for a reply that is encoded and longer than a record.
+    pub(crate) fn answer_goes_to(&mut self, place: Option<Span>) {
+        self.place = place;
     }
 
     /// No reply yet.

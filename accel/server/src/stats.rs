@@ -6,8 +6,7 @@ use std::path::Path;
 use std::time::Instant;
 use std::{fs, io};
 
-use accel_proto::Sort;
-use accel_proto::opencl::table::COMMANDS;
+use accel_proto::{Sort, cuda, opencl};
 use rustix::net::SendFlags;
 use serde::Serialize;
 
@@ -145,7 +144,8 @@ fn time(meter: &Meter) -> TimeStats {
 }
 
 fn name_of(op: u16) -> String {
-    let found = COMMANDS.iter().find(|command| command.op == Some(op));
+    let mut all = opencl::table::COMMANDS.iter().chain(cuda::table::COMMANDS);
+    let found = all.find(|command| command.op == Some(op));
     found.map_or_else(|| format!("{op:#06x}"), |command| command.name.to_owned())
 }
 

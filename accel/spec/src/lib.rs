@@ -1,9 +1,11 @@
 //! What the calls of accelerator APIs are. Shape, which is names, types and versions, comes from the maker's registry
 //! (`opencl/cl.xml`); meaning, which is directions, lengths, lives of objects and how a call travels, from annotations of
-//! ours (`opencl/*.toml`, whose words are in README.md). [`opencl`] puts them together and refuses what does not fit.
+//! ours (`opencl/*.toml`, whose words are in README.md). [`opencl`] puts them together and refuses what does not fit. CUDA has no registry:
+//! [`cuda::cuda`] reads declarations and meaning from one file for each library.
 //!
 //! Knows nothing of what is generated from it, of records or of rings, and calls no accelerator.
 
+pub mod cuda;
 mod error;
 mod length;
 mod model;

@@ -17,6 +17,7 @@ mod end;
 mod error;
 mod greeting;
 mod peer;
+mod place;
 mod placement;
 mod remote;
 mod resumption;
@@ -30,6 +31,7 @@ pub use connection::{ClientConnection, Offer, ServerConnection, Settings, accept
 pub use end::{ClientEnd, Counters, ServerEnd};
 pub use error::{Error, Protocol};
 pub use greeting::Agreement;
+pub use place::Place;
 pub use remote::{Address, AddressError, Meeting, connect_remote};
 pub use ring_end::Position;
 pub use signal::{FutexSignal, Signal, SocketSignal};

@@ -42,7 +42,7 @@ const LIMIT: Duration = Duration::from_secs(40 * 60);
 const LOADING: Duration = Duration::from_secs(60);
 
 /// File, version, symbols.
-type Symbols = BTreeMap<String, BTreeMap<String, Vec<String>>>;
+pub(super) type Symbols = BTreeMap<String, BTreeMap<String, Vec<String>>>;
 
 /// The library for glibc; it stays in the build directory, where it is returned.
 pub(crate) fn for_glibc(context: &Context, task: &mut Task) -> Result<(PathBuf, Finished)> {
@@ -55,10 +55,7 @@ pub(crate) fn for_glibc(context: &Context, task: &mut Task) -> Result<(PathBuf, 
     command.args(["-C", "link-arg=-Wl,-z,defs"]);
     let finished = task.run_within(&mut command, LIMIT)?;
     let built = context.target().join("library").join(LIBRARY);
-    checked(&built, |needs| {
-        listed(&symbols, needs)?;
-        elf::no_newer_than(FLOOR, needs)
-    })?;
+    checked(&built, |needs| old_enough(&symbols, needs))?;
     Ok((built, finished))
 }
 
@@ -146,7 +143,13 @@ fn driver(context: &Context) -> Command {
     command
 }
 
-fn checked(built: &Path, check: impl FnOnce(&Needs) -> Result<()>) -> Result<()> {
+/// Refuses what needs a library that the list does not have, or a newer version of one.
+pub(super) fn old_enough(symbols: &Symbols, needs: &Needs) -> Result<()> {
+    listed(symbols, needs)?;
+    elf::no_newer_than(FLOOR, needs)
+}
+
+pub(super) fn checked(built: &Path, check: impl FnOnce(&Needs) -> Result<()>) -> Result<()> {
     let said = || format!("{} would not load in every image", built.display());
     let bytes = fs::read(built).with_context(|| format!("cannot read {}", built.display()))?;
     elf::needs(&bytes).and_then(|needs| check(&needs)).with_context(said)
@@ -162,7 +165,7 @@ fn listed(symbols: &Symbols, needs: &Needs) -> Result<()> {
 }
 
 /// Makes what the linker reads in place of glibc: libraries without code, which have the list's symbols. The list is returned.
-fn link_libraries(context: &Context, task: &mut Task, directory: &Path) -> Result<Symbols> {
+pub(super) fn link_libraries(context: &Context, task: &mut Task, directory: &Path) -> Result<Symbols> {
     fs::create_dir_all(directory)?;
     let list = context.root.join(SYMBOLS);
     let symbols: Symbols =

@@ -8,6 +8,7 @@ mod build;
 mod case_sum;
 mod cases;
 mod checks;
+mod cuda;
 mod deb;
 mod deny;
 mod dkms;
@@ -30,6 +31,7 @@ mod unit;
 mod vmfunc;
 
 pub(crate) use build::cargo;
+pub(crate) use cuda::cuda_client;
 pub(crate) use driver::for_glibc;
 pub(crate) use e2b_api::{print_figures, write_table};
 pub(crate) use tests::{fuzzer, now};
@@ -37,6 +39,7 @@ pub(crate) use tests::{fuzzer, now};
 use crate::clients;
 use crate::recipe::Recipe;
 use crate::runner::{Plan, Step};
+use crate::torch;
 use e2b::interpreter;
 
 /// Programs that a first run needs.
@@ -161,6 +164,15 @@ fn in_bochs() -> Vec<Step> {
     ]
 }
 
+/// What `cargo xtask torch` does: the wheel, and then `last`.
+pub(crate) fn torch(last: Step) -> Vec<Step> {
+    vec![
+        apt::packages(),
+        recipe(torch::RECIPE, HINT_CLIENTS).after(&["apt-packages"]),
+        last.after(&["torch-client"]),
+    ]
+}
+
 /// What `make check` does: what needs no virtual machine, with the packages that building the tests needs.
 pub(crate) fn check() -> Vec<Step> {
     vec![
@@ -219,10 +231,17 @@ pub(crate) fn long() -> Vec<Step> {
     steps.push(in_lab(NEWER_EMULATOR));
     let newer = ["first-sandbox", "newer-kernel", "newer-emulator"];
     steps.push(cases::newer_cases().after(&newer).follows(&["code-interpreter"]));
+    steps.push(recipe(torch::RECIPE, HINT_CLIENTS).after(&["apt-packages"]));
+    steps.push(
+        torch::step(torch::TorchArgs::default())
+            .check()
+            .after(&["torch-client"])
+            .follows(&["newer-cases"]),
+    );
     steps.push(in_lab(FAST_EMULATOR));
     steps.push(package::packages_for_tests().after(&["assets"]));
     let fast = ["first-sandbox", "fast-emulator", "module", "package"];
-    steps.push(cases::fast_cases().after(&fast).follows(&["newer-cases"]));
+    steps.push(cases::fast_cases().after(&fast).follows(&["torch"]));
     steps
 }
 

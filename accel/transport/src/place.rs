@@ -6,9 +6,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use accel_transport::{Address, ClientConnection, Offer, Transport, connect, connect_remote, tls};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use wire::packet::PacketSocket;
+
+use crate::{Address, ClientConnection, Offer, Transport, connect, connect_remote, tls};
 
 /// Names the socket of the server.
 const SOCKET: &str = "BASALT_ACCEL_SOCKET";
@@ -25,14 +26,14 @@ const TRANSPORT: &str = "BASALT_ACCEL_TRANSPORT";
 
 /// A server's place.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Server {
+pub enum Place {
     /// On this machine.
     Socket(PathBuf),
     /// On another one.
     Remote(Address),
 }
 
-impl fmt::Display for Server {
+impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Socket(path) => path.display().fmt(f),
@@ -41,9 +42,12 @@ impl fmt::Display for Server {
     }
 }
 
-impl Server {
+impl Place {
     /// That which the environment names.
-    pub(crate) fn of_environment() -> Result<Self, String> {
+    ///
+    /// # Errors
+    /// What is wrong with a variable.
+    pub fn of_environment() -> Result<Self, String> {
         if let Some(address) = env::var_os(SERVER) {
             let address = address.to_string_lossy();
             let parsed = address.parse().map_err(|error| format!("{SERVER}: {error}"))?;
@@ -54,7 +58,8 @@ impl Server {
     }
 
     /// What names another one.
-    pub(crate) fn named_by(&self) -> &'static str {
+    #[must_use]
+    pub fn named_by(&self) -> &'static str {
         match self {
             Self::Socket(_) => SOCKET,
             Self::Remote(_) => SERVER,
@@ -62,7 +67,10 @@ impl Server {
     }
 
     /// Meets it, for so many threads.
-    pub(crate) fn meet(&self, pairs: u32, patience: Duration) -> Result<ClientConnection, String> {
+    ///
+    /// # Errors
+    /// Why there is no connection.
+    pub fn meet(&self, pairs: u32, patience: Duration) -> Result<ClientConnection, String> {
         let offer = |transports| Offer {
             transports,
             pairs,

@@ -1,0 +1,18 @@
+//! The runtime's functions by hand, by what they are about.
+#![allow(
+    unsafe_code,
+    reason = "these are functions of a C API, which read and write where their callers say"
+)]
+#![allow(non_snake_case, reason = "names are C's")]
+
+mod device;
+mod error;
+mod launch;
+mod memory;
+mod stream;
+
+pub(crate) use self::device::*;
+pub(crate) use self::error::*;
+pub(crate) use self::launch::*;
+pub(crate) use self::memory::*;
+pub(crate) use self::stream::*;

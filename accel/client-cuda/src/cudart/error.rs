@@ -1,0 +1,63 @@
+//! The last error of a thread, and what codes are called.
+
+use std::ffi::CStr;
+
+use crate::stub;
+
+pub(crate) unsafe fn cudaGetLastError() -> i32 {
+    stub::take_last_error()
+}
+
+pub(crate) unsafe fn cudaPeekAtLastError() -> i32 {
+    stub::last_error()
+}
+
+pub(crate) unsafe fn cudaGetErrorName(error: i32) -> *const u8 {
+    words(error).0.as_ptr().cast()
+}
+
+pub(crate) unsafe fn cudaGetErrorString(error: i32) -> *const u8 {
+    words(error).1.as_ptr().cast()
+}
+
+/// A code's name, and what it means.
+fn words(error: i32) -> (&'static CStr, &'static CStr) {
+    match error {
+        0 => (c"cudaSuccess", c"no error"),
+        1 => (c"cudaErrorInvalidValue", c"invalid argument"),
+        2 => (c"cudaErrorMemoryAllocation", c"out of memory"),
+        3 => (
+            c"cudaErrorInitializationError",
+            c"the connection is the parent process' and does not survive a fork",
+        ),
+        21 => (
+            c"cudaErrorInvalidMemcpyDirection",
+            c"a direction of copies that is none",
+        ),
+        46 => (c"cudaErrorDevicesUnavailable", c"the accelerator's server is gone"),
+        98 => (c"cudaErrorInvalidDeviceFunction", c"no kernel of a registered module"),
+        100 => (
+            c"cudaErrorNoDevice",
+            c"no accelerator: BASALT_ACCEL_SOCKET names the server, BASALT_ACCEL_DEBUG=1 says why",
+        ),
+        101 => (c"cudaErrorInvalidDevice", c"no device of that number"),
+        400 => (
+            c"cudaErrorInvalidResourceHandle",
+            c"a stream, an event or a library's handle that does not exist",
+        ),
+        500 => (c"cudaErrorSymbolNotFound", c"no symbol of that name"),
+        600 => (c"cudaErrorNotReady", c"not ready"),
+        700 => (c"cudaErrorIllegalAddress", c"an address in no allocation"),
+        712 => (
+            c"cudaErrorHostMemoryAlreadyRegistered",
+            c"memory that is registered already",
+        ),
+        713 => (c"cudaErrorHostMemoryNotRegistered", c"memory that is not registered"),
+        800 => (c"cudaErrorNotPermitted", c"not permitted"),
+        801 => (
+            c"cudaErrorNotSupported",
+            c"not served by Basalt (docs/accel-cuda-calls.md)",
+        ),
+        _ => (c"cudaErrorUnknown", c"unknown error"),
+    }
+}

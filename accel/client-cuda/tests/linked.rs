@@ -1,0 +1,211 @@
+//! The library as programs have it: linked with the names and versions of its functions, by all of its file's names, and called by a program
+//! in C, against a server with the back end `null`, none, and one that ends.
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::Arc;
+use std::time::Duration;
+
+use accel_cuda_null::{Quota, State};
+use accel_proto::cuda::AnyCall;
+use accel_proto::{Arguments, Limits, Record, Writer};
+use accel_server::{Backend, Server, TenantLimits};
+use accel_transport::{Settings, Transport, accept};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use wire::packet::PacketSocket;
+
+/// What a window has: less than the program copies at a time.
+const ARENA: u64 = 1 << 20;
+const MOST: Duration = Duration::from_secs(20);
+
+/// The library and the program, in a directory.
+struct Linked(tempfile::TempDir);
+
+impl Linked {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let generated = root.join("src/generated");
+        let archive = archive();
+        let library = directory.path().join("libbasalt_cuda.so");
+        let mut link = Command::new("cc");
+        link.arg("-shared")
+            .arg("-o")
+            .arg(&library)
+            .arg(generated.join("symbols.s"));
+        link.arg(format!(
+            "-Wl,--version-script={},--gc-sections,-z,defs",
+            generated.join("symbols.map").display()
+        ));
+        run(link.arg(archive).args(["-lgcc_s", "-lpthread", "-ldl"]));
+        for file in std::fs::read_to_string(generated.join("files.txt")).unwrap().lines() {
+            std::os::unix::fs::symlink("libbasalt_cuda.so", directory.path().join(file)).unwrap();
+        }
+        let mut compile = Command::new("cc");
+        compile
+            .args(["-O1", "-Wall", "-Werror", "-o"])
+            .arg(directory.path().join("program"));
+        compile
+            .arg(root.join("tests/linked/main.c"))
+            .arg("-L")
+            .arg(directory.path());
+        run(compile.args([
+            "-Wl,--no-as-needed",
+            "-l:libcudart.so.13",
+            "-l:libcublas.so.13",
+            "-l:libcudnn.so.9",
+            "-ldl",
+        ]));
+        Self(directory)
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.0.path().join("accel.sock")
+    }
+
+    /// Runs the program.
+    fn program(&self, what: &str) -> String {
+        let mut command = Command::new(self.0.path().join("program"));
+        command.arg(what).env("LD_LIBRARY_PATH", self.0.path());
+        command
+            .env("BASALT_ACCEL_SOCKET", self.socket())
+            .env("BASALT_ACCEL_DEBUG", "1");
+        String::from_utf8(run(&mut command).stderr).unwrap()
+    }
+}
+
+/// The library that cargo has built for this test: its name has a sum in it, and others are of other settings and older.
+fn archive() -> PathBuf {
+    let own = std::env::current_exe().unwrap();
+    let files = std::fs::read_dir(own.parent().unwrap())
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
+    let is_one = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name.starts_with("libbasalt_cuda") && name.ends_with(".a")
+    };
+    let newest = files
+        .filter(is_one)
+        .max_by_key(|path| path.metadata().unwrap().modified().unwrap());
+    newest.expect("it is built with this test")
+}
+
+fn run(command: &mut Command) -> Output {
+    let output = command.output().unwrap();
+    assert!(
+        output.status.success(),
+        "{command:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    output
+}
+
+fn settings() -> Settings {
+    Settings {
+        transports: vec![Transport::Bell],
+        pairs: 4,
+        records: 256,
+        arena: ARENA,
+        patience: MOST,
+        busy_poll: None,
+    }
+}
+
+#[test]
+fn a_program_finds_functions_by_their_versions_and_its_calls_cross() {
+    let linked = Linked::new();
+    let listener = Server::listen(&linked.socket()).unwrap();
+    let limits = TenantLimits {
+        memory: Some(64 << 20),
+        ..TenantLimits::default()
+    };
+    let server = Arc::new(Server::with_limits(Backend::null(), settings(), &limits).unwrap());
+    let serving = Arc::clone(&server);
+    std::thread::spawn(move || serving.serve(&listener));
+    let said = linked.program("works");
+    assert!(said.contains("basalt-cuda: cudaGraphLaunch is not served"), "{said}");
+    let begin = std::time::Instant::now();
+    while !server.stats().clients.is_empty() && begin.elapsed() < MOST {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let stats = server.stats();
+    assert_eq!(
+        (stats.clients.len(), stats.memory.used),
+        (0, 0),
+        "what a client had is given back with its end"
+    );
+    assert!(stats.memory.most > 5 << 20);
+    assert_eq!(stats.errors.get(&700), Some(&1), "{:?}", stats.errors);
+}
+
+#[test]
+fn without_a_server_there_is_no_device_and_it_is_said_why() {
+    let linked = Linked::new();
+    let said = linked.program("no-server");
+    assert!(
+        said.contains("no accelerator at") && said.contains("BASALT_ACCEL_SOCKET names the server"),
+        "{said}"
+    );
+}
+
+struct Unlimited;
+
+impl Quota for Unlimited {
+    fn charge(&mut self, _: u64) -> bool {
+        true
+    }
+
+    fn give_back(&mut self, _: u64) {}
+}
+
+#[test]
+fn a_server_that_ends_is_an_error_of_every_later_call() {
+    let linked = Linked::new();
+    let flags = SocketFlags::CLOEXEC;
+    let listener: OwnedFd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+    rustix::net::bind(&listener, &SocketAddrUnix::new(linked.socket()).unwrap()).unwrap();
+    rustix::net::listen(&listener, 1).unwrap();
+    let serving = std::thread::spawn(move || {
+        let socket = rustix::net::accept_with(&listener, SocketFlags::CLOEXEC).unwrap();
+        let mut connection = accept(PacketSocket::from_fd(socket), &settings()).unwrap();
+        let window = connection.window.take().unwrap();
+        let mut end = connection.ends.remove(0);
+        let mut state = State::new(1 << 30);
+        // What is told of the device, an allocation, and one question.
+        for _ in 0..3 {
+            let request = end.receive(Some(MOST)).unwrap();
+            let record = Record::from_bytes(request.to_bytes());
+            let limits = Limits { arena: ARENA };
+            let Arguments::Inline(bytes) = record.arguments(limits).unwrap() else {
+                panic!("none of them is that long")
+            };
+            let call = AnyCall::decode(record.op(), bytes, limits).unwrap();
+            let waits = record.flags().unwrap().waits();
+            let (reply, _) = state.carry_out(&call, waits, &mut Unlimited);
+            let mut encoded = vec![0; 4096];
+            let mut writer = Writer::new(&mut encoded);
+            reply.write(&mut writer);
+            let length = writer.finish().unwrap();
+            let answer = Record::encoded_reply(record.op(), &encoded[..length], 0).unwrap_or_else(|_| {
+                let mut place = None;
+                call.spans(&mut |span| place = Some(span));
+                let span = accel_proto::Span {
+                    length: length as u64,
+                    ..place.unwrap()
+                };
+                window
+                    .slice(span.offset, span.length)
+                    .unwrap()
+                    .write(0, &encoded[..length])
+                    .unwrap();
+                Record::encoded_reply_in(record.op(), span, 0)
+            });
+            let answer = wire::ring::Record::from_bytes(answer.as_bytes());
+            end.finish(&request, waits.then_some(&answer), MOST).unwrap();
+            end.flush(MOST).unwrap();
+        }
+    });
+    linked.program("gone");
+    serving.join().unwrap();
+}

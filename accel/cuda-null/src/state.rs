@@ -1,0 +1,231 @@
+//! A client's objects, and what each call does to them.
+//!
+//! What follows from annotations (which objects a call makes, needs and drops, which addresses it names) is done for every call alike;
+//! by name are known only the calls about memory.
+
+use std::collections::BTreeSet;
+
+use accel_proto::cuda::{AnyCall, AnyReply, CudaStreamT};
+use accel_proto::{Effect, Kind, Memory as At, Object};
+
+use crate::memory::{Memory, Quota};
+
+/// Objects of a client at a time.
+const MOST: usize = 1 << 20;
+/// Names that each stream has without being made: NULL, the legacy one, and the thread's own.
+const OWN_STREAMS: u32 = 3;
+
+/// Why a call fails.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Failure {
+    /// A number that means nothing.
+    InvalidValue,
+    /// There is not enough memory, or too many objects.
+    OutOfMemory,
+    /// A name that no object has.
+    InvalidHandle,
+    /// An address in no allocation.
+    IllegalAddress,
+}
+
+impl Failure {
+    /// The runtime's code (CUDA Runtime API, `cudaError_t`).
+    #[must_use]
+    pub fn code(self) -> i32 {
+        match self {
+            Self::InvalidValue => 1,
+            Self::OutOfMemory => 2,
+            Self::InvalidHandle => 400,
+            Self::IllegalAddress => 700,
+        }
+    }
+}
+
+/// A client's.
+#[derive(Debug)]
+pub struct State {
+    /// Bytes of the device's memory, as the client is told.
+    total: u64,
+    objects: BTreeSet<(&'static str, u32)>,
+    memory: Memory,
+    /// The first failure of a call that nobody waited for.
+    failed: Option<Failure>,
+}
+
+impl State {
+    /// Of a client that may have so many bytes.
+    #[must_use]
+    pub fn new(total: u64) -> Self {
+        Self {
+            total,
+            objects: BTreeSet::new(),
+            memory: Memory::default(),
+            failed: None,
+        }
+    }
+
+    /// Carries a call out. The reply is what is answered if anybody waits; with what failed now, for whoever counts.
+    pub fn carry_out(
+        &mut self,
+        call: &AnyCall<'_>,
+        waits: bool,
+        quota: &mut dyn Quota,
+    ) -> (AnyReply<'static>, Option<Failure>) {
+        let failure = self.apply(call, quota).err();
+        if !waits {
+            self.failed = self.failed.or(failure);
+        }
+        let told = self.failed.or(failure);
+        let reply = match told {
+            Some(failure) => call.failed(failure.code()),
+            None => self.reply(call),
+        };
+        (reply, failure)
+    }
+
+    /// Bytes that the client has.
+    #[must_use]
+    pub fn used(&self) -> u64 {
+        self.memory.used()
+    }
+
+    /// Objects by their types, for statistics.
+    pub fn objects(&self) -> impl Iterator<Item = &'static str> {
+        self.objects.iter().map(|(c_type, _)| *c_type)
+    }
+
+    /// The client is gone.
+    pub fn end(&mut self, quota: &mut dyn Quota) {
+        self.objects.clear();
+        self.memory.clear(quota);
+    }
+
+    fn apply(&mut self, call: &AnyCall<'_>, quota: &mut dyn Quota) -> Result<(), Failure> {
+        let mut result = Ok(());
+        call.effects(&mut |effect, object| {
+            if result.is_ok() {
+                result = self.affect(effect, object);
+            }
+        });
+        result?;
+        match call {
+            AnyCall::CudaMalloc(call) => self.memory.add(call.dev_ptr, call.size, quota),
+            AnyCall::CudaFree(call) => self.memory.remove(call.dev_ptr, quota),
+            AnyCall::CudaMemset(call) => self.memory.check(call.dev_ptr.0, call.count),
+            AnyCall::CudaMemsetAsync(call) => self.memory.check(call.dev_ptr.0, call.count),
+            AnyCall::CudaMemcpyAsync(call) => [call.dst, call.src].into_iter().try_for_each(|memory| match memory {
+                At::Svm(address) if call.count > 0 => self.memory.check(address.0, call.count),
+                At::Svm(_) | At::Arena(_) => Ok(()),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// What follows from the annotations.
+    fn affect(&mut self, effect: Effect, object: Object) -> Result<(), Failure> {
+        let handle = match object {
+            Object::Svm(address) => return self.memory.check(address.0, 0),
+            Object::Handle(handle) if handle.c_type == CudaStreamT::C_TYPE && handle.raw < OWN_STREAMS => return Ok(()),
+            Object::Handle(handle) => (handle.c_type, handle.raw),
+        };
+        match effect {
+            Effect::Creates if self.objects.len() >= MOST => Err(Failure::OutOfMemory),
+            Effect::Creates if self.objects.insert(handle) => Ok(()),
+            Effect::Creates => Err(Failure::InvalidValue),
+            Effect::Drops if self.objects.remove(&handle) => Ok(()),
+            Effect::Changes | Effect::Content | Effect::Uses if self.objects.contains(&handle) => Ok(()),
+            Effect::Drops | Effect::Changes | Effect::Content | Effect::Uses => Err(Failure::InvalidHandle),
+        }
+    }
+
+    fn reply(&self, call: &AnyCall<'_>) -> AnyReply<'static> {
+        crate::answer(call, self.memory.used(), self.total)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use accel_proto::cuda::{
+        CublasCreateV2, CublasSetWorkspaceV2, CudaFree, CudaMalloc, CudaMemset, CudaStreamSynchronize, CudaStreamT,
+    };
+    use accel_proto::{Handle, SvmAddress};
+
+    use super::*;
+
+    struct Most(u64);
+
+    impl Quota for Most {
+        fn charge(&mut self, bytes: u64) -> bool {
+            self.0.checked_sub(bytes).map(|left| self.0 = left).is_some()
+        }
+
+        fn give_back(&mut self, bytes: u64) {
+            self.0 += bytes;
+        }
+    }
+
+    fn synchronize(stream: u32) -> AnyCall<'static> {
+        let stream = Handle::<CudaStreamT>::from_raw(stream);
+        AnyCall::CudaStreamSynchronize(CudaStreamSynchronize { stream })
+    }
+
+    fn malloc(dev_ptr: u64, size: u64) -> AnyCall<'static> {
+        AnyCall::CudaMalloc(CudaMalloc { dev_ptr, size })
+    }
+
+    #[test]
+    fn what_nobody_waits_for_and_fails_is_told_from_then_on() {
+        let (mut state, mut quota) = (State::new(100), Most(100));
+        let mut put = |call: &AnyCall<'_>| state.carry_out(call, false, &mut quota).1;
+        assert_eq!(put(&malloc(0x1000, 64)), None);
+        assert_eq!(put(&malloc(0x2000, 64)), Some(Failure::OutOfMemory));
+        let memset = |begin, count| {
+            AnyCall::CudaMemset(CudaMemset {
+                dev_ptr: SvmAddress(begin),
+                value: 0,
+                count,
+            })
+        };
+        assert_eq!(put(&memset(0x1000, 64)), None);
+        assert_eq!(put(&memset(0x1000, 65)), Some(Failure::IllegalAddress));
+        let told = |state: &mut State, quota: &mut Most| state.carry_out(&synchronize(0), true, quota).0.status();
+        assert_eq!(told(&mut state, &mut quota), 2, "the first one");
+        assert_eq!(told(&mut state, &mut quota), 2, "and again");
+        state.end(&mut quota);
+        assert_eq!((state.used(), quota.0), (0, 100));
+    }
+
+    #[test]
+    fn objects_are_of_one_kind_and_there_once() {
+        let (mut state, mut quota) = (State::new(100), Most(100));
+        let mut ask = |call: &AnyCall<'_>| state.carry_out(call, true, &mut quota).0.status();
+        assert_eq!([0, 1, 2, 3].map(|stream| ask(&synchronize(stream))), [0, 0, 0, 400]);
+        let create = AnyCall::CublasCreateV2(CublasCreateV2 {
+            handle: Handle::from_raw(7),
+        });
+        assert_eq!([ask(&create), ask(&create)], [0, 1]);
+        assert_eq!(ask(&synchronize(7)), 400, "of another kind");
+        let workspace = |handle, address| {
+            let call = CublasSetWorkspaceV2 {
+                handle: Handle::from_raw(handle),
+                workspace: SvmAddress(address),
+                workspace_size_in_bytes: 8,
+            };
+            AnyCall::CublasSetWorkspaceV2(call)
+        };
+        assert_eq!(ask(&malloc(0x1000, 64)), 0);
+        assert_eq!(
+            [
+                ask(&workspace(7, 0)),
+                ask(&workspace(7, 0x103f)),
+                ask(&workspace(7, 0x1040)),
+                ask(&workspace(8, 0))
+            ],
+            [0, 0, 700, 400]
+        );
+        assert_eq!(
+            [0x1000, 0x1000].map(|dev_ptr| ask(&AnyCall::CudaFree(CudaFree { dev_ptr }))),
+            [0, 1]
+        );
+    }
+}
