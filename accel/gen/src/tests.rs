@@ -12,10 +12,14 @@ fn root() -> PathBuf {
 fn copied() -> tempfile::TempDir {
     let copy = tempfile::tempdir().unwrap();
     let from = root();
-    std::fs::create_dir_all(copy.path().join("accel/spec/opencl")).unwrap();
-    let spec = std::fs::read_dir(from.join("accel/spec/opencl")).unwrap();
-    let names = spec.map(|entry| format!("accel/spec/opencl/{}", entry.unwrap().file_name().to_string_lossy()));
-    for name in names.chain([lock::PATH.to_owned(), "rustfmt.toml".to_owned()]) {
+    let mut names = vec![lock::PATH.to_owned(), "rustfmt.toml".to_owned()];
+    for api in ["opencl", "cuda"] {
+        let directory = format!("accel/spec/{api}");
+        std::fs::create_dir_all(copy.path().join(&directory)).unwrap();
+        let files = std::fs::read_dir(from.join(&directory)).unwrap();
+        names.extend(files.map(|file| format!("{directory}/{}", file.unwrap().file_name().to_string_lossy())));
+    }
+    for name in names {
         std::fs::copy(from.join(&name), copy.path().join(&name)).unwrap();
     }
     copy
