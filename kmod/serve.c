@@ -170,7 +170,9 @@ static long freeze(struct basalt_vcpu *vcpu, u32 budget_us)
 		return error;
 	}
 	/* Nothing is sent to its CPU from here on; devices' interrupts would be another's, and links would be used there. */
+	spin_lock(&vcpu->sending);
 	WRITE_ONCE(vcpu->server, server);
+	spin_unlock(&vcpu->sending);
 	basalt_vcpu_hide(vcpu);
 	basalt_routes_drop(vcpu);
 	basalt_links_drop(vcpu);

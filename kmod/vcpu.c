@@ -247,31 +247,22 @@ static long interrupt(struct basalt_vcpu *vcpu, const struct basalt_interrupt __
 		return -EFAULT;
 	if (asked.vector < 32 || asked.vector > 255 || memchr_inv(asked.reserved, 0, sizeof(asked.reserved)))
 		return -EINVAL;
-	basalt_send_fixed(vcpu->cpu, asked.vector);
-	return 0;
+	spin_lock(&vcpu->sending);
+	if (!vcpu->server)
+		basalt_send_fixed(vcpu->cpu, asked.vector);
+	spin_unlock(&vcpu->sending);
+	return vcpu->server ? -EOPNOTSUPP : 0;
 }
 
 static long nmi(struct basalt_vcpu *vcpu)
 {
 	WRITE_ONCE(vcpu->nmi, true);
 	/* One that runs looks when it comes out, one that does not when it runs next. */
-	basalt_send_nmi(vcpu->cpu);
-	return 0;
-}
-
-/* What is done by the CPU itself, which a frozen vCPU has not: nobody is to be interrupted in its place. */
-static long ask_cpu(struct basalt_vcpu *vcpu, unsigned int request, void __user *user)
-{
-	long result;
-
-	/* Beside a run, which holds the other lock. */
-	mutex_lock(&vcpu->vm->lock);
-	if (vcpu->server)
-		result = -EOPNOTSUPP;
-	else
-		result = request == BASALT_INTERRUPT ? interrupt(vcpu, user) : user ? -EINVAL : nmi(vcpu);
-	mutex_unlock(&vcpu->vm->lock);
-	return result;
+	spin_lock(&vcpu->sending);
+	if (!vcpu->server)
+		basalt_send_nmi(vcpu->cpu);
+	spin_unlock(&vcpu->sending);
+	return vcpu->server ? -EOPNOTSUPP : 0;
 }
 
 static long vcpu_ioctl(struct file *file, unsigned int request, unsigned long argument)
@@ -291,8 +282,9 @@ static long vcpu_ioctl(struct file *file, unsigned int request, unsigned long ar
 	case BASALT_SET_CONTEXT:
 		return set_context(vcpu, user);
 	case BASALT_INTERRUPT:
+		return interrupt(vcpu, user);
 	case BASALT_NMI:
-		return ask_cpu(vcpu, request, user);
+		return argument ? -EINVAL : nmi(vcpu);
 	case BASALT_ATTACH_IRQ:
 		return basalt_route_attach(vcpu, user);
 	case BASALT_DETACH_IRQ:
@@ -338,6 +330,7 @@ static struct basalt_vcpu *new_vcpu(struct basalt_vm *vm, unsigned int cpu, u32 
 	vcpu->apic_id = apic_id;
 	vcpu->physical_id = cpu_physical_id(cpu);
 	mutex_init(&vcpu->lock);
+	spin_lock_init(&vcpu->sending);
 	vcpu->vmcb = (void *)get_zeroed_page(GFP_KERNEL_ACCOUNT);
 	vcpu->host = (void *)get_zeroed_page(GFP_KERNEL_ACCOUNT);
 	vcpu->save = (void *)get_zeroed_page(GFP_KERNEL_ACCOUNT);

@@ -6,6 +6,7 @@
 #include <linux/kref.h>
 #include <linux/list.h>
 #include <linux/mutex.h>
+#include <linux/spinlock.h>
 #include <linux/workqueue.h>
 
 #include "basalt.h"
@@ -185,6 +186,7 @@ struct basalt_vm {
  * @nmi: its guest is to get an NMI
  * @in_nmi: its own: the guest has got one, and no IRET has followed
  * @answer: what has to be done about the last exit before the next entry
+ * @sending: for @server, while something is sent to its CPU: one that is frozen has none
  * @server: what it is when it is frozen
  * @links: whom it can enter
  * @aside: its FPU while it has entered one; there as soon as there has been a link
@@ -213,6 +215,7 @@ struct basalt_vcpu {
 	bool nmi;
 	bool in_nmi;
 	u32 answer;
+	spinlock_t sending;
 	struct basalt_server *server;
 	struct basalt_server *links[BASALT_MAX_LINKS];
 	struct basalt_context *aside;

@@ -492,8 +492,9 @@ struct basalt_link {
  * BASALT_RUN of it waits until it asks for something, which is answered as
  * ever, or has ended (BASALT_EXIT_SHUTDOWN, BASALT_EXIT_FAILED). Those of state
  * are for one that asks (EBUSY); those of context, interrupts, NMIs and
- * BASALT_ATTACH_IRQ are refused (EOPNOTSUPP), and freezing again is (EEXIST). It ends with the
- * last copy of its descriptor, whatever is linked to it.
+ * BASALT_ATTACH_IRQ are refused (EOPNOTSUPP), and so is freezing it again
+ * (EEXIST). It ends with the last copy of its descriptor, whatever is linked to
+ * it.
  *
  * BASALT_LINK errors: EBADF and EINVAL (no frozen vCPU, or one of the same
  * machine), EEXIST (the number has a link), ENOENT (it has none, to end it),
