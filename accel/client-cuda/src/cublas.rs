@@ -14,13 +14,12 @@ use crate::handles::{Setting, set, setting};
 use crate::stub;
 
 pub(crate) unsafe fn cublasSetMathMode(handle: P, mode: i32) -> i32 {
-    if !set(Setting::MathMode, raw(handle), mode.cast_unsigned()) {
-        return 0;
-    }
-    stub::status::cublas(stub::send(&CublasSetMathMode {
+    let call = CublasSetMathMode {
         handle: Handle::from_raw(raw(handle)),
         mode,
-    }))
+    };
+    let told = stub::send_once(&call);
+    stub::status::cublas(told.map(|()| set(Setting::MathMode, raw(handle), mode.cast_unsigned())))
 }
 
 pub(crate) unsafe fn cublasGetMathMode(handle: P, mode: *mut i32) -> i32 {

@@ -61,14 +61,12 @@ pub(crate) unsafe fn cudnnGetLastErrorString(message: *mut u8, max_size: usize) 
 }
 
 pub(crate) unsafe fn cudnnSetStream(handle: P, stream_id: P) -> i32 {
-    if !set(Setting::Stream, raw(handle), raw(stream_id)) {
-        return 0;
-    }
     let call = CudnnSetStream {
         handle: Handle::from_raw(raw(handle)),
         stream_id: Handle::from_raw(raw(stream_id)),
     };
-    stub::status::cudnn(stub::send(&call))
+    let told = stub::send_once(&call);
+    stub::status::cudnn(told.map(|()| set(Setting::Stream, raw(handle), raw(stream_id))))
 }
 
 pub(crate) unsafe fn cudnnGetStream(handle: P, stream_id: *mut P) -> i32 {

@@ -21,8 +21,7 @@ pub(crate) fn setting(setting: Setting, handle: u32) -> Option<u32> {
     lock(&SETTINGS).as_ref()?.get(&(setting, handle)).copied()
 }
 
-/// Sets it, and tells whether that is a change.
-pub(crate) fn set(setting: Setting, handle: u32, value: u32) -> bool {
-    let before = lock(&SETTINGS).get_or_insert_default().insert((setting, handle), value);
-    before != Some(value)
+/// The server has been told of it.
+pub(crate) fn set(setting: Setting, handle: u32, value: u32) {
+    lock(&SETTINGS).get_or_insert_default().insert((setting, handle), value);
 }

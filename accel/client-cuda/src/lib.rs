@@ -8,7 +8,7 @@
 //!      sync:  what asks whether something is done, and copies from the device               a record, and its answer
 //! ```
 //!
-//! The library is linked from this crate by `cargo xtask cuda-client`, which gives the functions their names and versions
+//! The library is linked from this crate by `cargo xtask torch`, which gives the functions their names and versions
 //! (docs/accel-cuda.md). Knows no server's object, and not how records travel.
 
 mod abi;

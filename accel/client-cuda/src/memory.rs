@@ -65,16 +65,12 @@ pub(crate) fn allocate(size: u64, most: u64) -> Result<u64, Failure> {
     Ok(begin)
 }
 
-/// An allocation's end; how long it was.
-pub(crate) fn free(begin: u64) -> Result<u64, Failure> {
-    let mut memory = lock(&MEMORY);
-    let Some(&(length, Kind::Device)) = memory.ranges.get(&begin) else {
-        return Err(INVALID_VALUE);
-    };
-    memory.ranges.remove(&begin);
-    memory.used -= length;
-    memory.give_back(begin, length);
-    Ok(length)
+/// An allocation's end, of which `tell` tells the server. Its address is another's only behind that, as the server has records in order.
+pub(crate) fn free(begin: u64, tell: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> {
+    let length = lock(&MEMORY).remove(begin)?;
+    let told = tell();
+    lock(&MEMORY).give_back(begin, length);
+    told
 }
 
 /// Memory of the process' own that is for copies.
@@ -144,6 +140,16 @@ impl Memory {
         Some(begin)
     }
 
+    /// An allocation is none any more; how long it was.
+    fn remove(&mut self, begin: u64) -> Result<u64, Failure> {
+        let Some(&(length, Kind::Device)) = self.ranges.get(&begin) else {
+            return Err(INVALID_VALUE);
+        };
+        self.ranges.remove(&begin);
+        self.used -= length;
+        Ok(length)
+    }
+
     fn give_back(&mut self, mut begin: u64, mut length: u64) {
         if let Some((&before, &size)) = self.free.range(..begin).next_back()
             && before + size == begin
@@ -172,11 +178,21 @@ mod tests {
         assert_eq!(find(second + 1024), None);
         assert!(is_device(second) && !is_device(first.wrapping_sub(1)));
         assert_eq!(allocate(most, most), Err(OUT_OF_MEMORY), "together it is too much");
-        assert_eq!(free(first + 1), Err(INVALID_VALUE));
-        assert_eq!((free(first), free(first)), (Ok(512), Err(INVALID_VALUE)));
-        assert_eq!(free(second), Ok(1024));
-        assert_eq!(allocate(1536, most), Ok(first), "free parts have grown together");
-        free(first).unwrap();
+        assert_eq!(free(first + 1, || Ok(())), Err(INVALID_VALUE));
+        let mut third = 0;
+        let tell = || {
+            third = allocate(100, most).unwrap();
+            Ok(())
+        };
+        assert_eq!(
+            (free(first, tell), free(first, || Ok(()))),
+            (Ok(()), Err(INVALID_VALUE))
+        );
+        assert_eq!(third, second + 1024, "another's only when the server has been told");
+        assert_eq!(free(third, || Ok(())), Ok(()));
+        assert_eq!(free(second, || Err(Failure::Gone)), Err(Failure::Gone));
+        assert_eq!(allocate(2048, most), Ok(first), "free parts have grown together");
+        free(first, || Ok(())).unwrap();
         note(0x1000, 16, Kind::Registered).unwrap();
         assert_eq!(note(0x100f, 1, Kind::Host), Err(Failure::Code(712)));
         assert_eq!(forget(0x1000, Kind::Host), Err(INVALID_VALUE));

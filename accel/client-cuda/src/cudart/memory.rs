@@ -31,7 +31,7 @@ pub(crate) unsafe fn cudaMalloc(dev_ptr: *mut *mut c_void, size: usize) -> i32 {
                 dev_ptr: begin,
                 size: size as u64,
             })
-            .inspect_err(|_| _ = memory::free(begin))?;
+            .inspect_err(|_| _ = memory::free(begin, || Ok(())))?;
         Ok(begin)
     };
     if dev_ptr.is_null() {
@@ -59,8 +59,7 @@ pub(crate) unsafe fn cudaFree(dev_ptr: *mut c_void) -> i32 {
         return status::cudart(connection().map(drop));
     }
     let begin = dev_ptr.addr() as u64;
-    let freed = memory::free(begin).and_then(|_| stub::send(&CudaFree { dev_ptr: begin }));
-    status::cudart(freed)
+    status::cudart(memory::free(begin, || stub::send(&CudaFree { dev_ptr: begin })))
 }
 
 pub(crate) unsafe fn cudaFreeAsync(dev_ptr: *mut c_void) -> i32 {
