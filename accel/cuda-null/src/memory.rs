@@ -57,12 +57,6 @@ impl Memory {
         Ok(())
     }
 
-    /// All of them are gone.
-    pub(crate) fn clear(&mut self, quota: &mut dyn Quota) {
-        self.ranges.clear();
-        quota.give_back(std::mem::take(&mut self.used));
-    }
-
     /// Whether so many bytes from there on are in one of them.
     pub(crate) fn check(&self, begin: u64, length: u64) -> Result<(), Failure> {
         let end = begin.checked_add(length).ok_or(Failure::IllegalAddress)?;
@@ -120,7 +114,6 @@ mod tests {
         }
         assert_eq!(memory.remove(1001, &mut quota), Err(Failure::InvalidValue));
         memory.remove(1000, &mut quota).unwrap();
-        memory.clear(&mut quota);
-        assert_eq!((memory.used(), quota.0), (0, 300));
+        assert_eq!((memory.used(), quota.0), (100, 200));
     }
 }
