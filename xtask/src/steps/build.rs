@@ -17,16 +17,21 @@ const LIMIT: Duration = Duration::from_secs(40 * 60);
 
 /// The standard library for static programs.
 pub(crate) fn musl_target() -> Step {
-    Step::new("musl-target", |_, task| {
-        task.run_within(Command::new("rustup").args(["target", "add", MUSL]), LIMIT)?;
-        if !has_musl()? {
-            bail!("`rustup target add {MUSL}` succeeded, but this rustc does not see the target");
+    target("musl-target", MUSL)
+}
+
+/// What Rust has for programs of another target than this machine's.
+pub(super) fn target(step: &'static str, target: &'static str) -> Step {
+    Step::new(step, move |_, task| {
+        task.run_within(Command::new("rustup").args(["target", "add", target]), LIMIT)?;
+        if !has_target(target)? {
+            bail!("`rustup target add {target}` succeeded, but this rustc does not see the target");
         }
         Ok(Report::default())
     })
-    .plan(|_| Ok(if has_musl()? { Plan::Done } else { Plan::Run }))
+    .plan(move |_| Ok(if has_target(target)? { Plan::Done } else { Plan::Run }))
     .hint(
-        "rustc must come from rustup, and rustup must reach its server; a distribution's rustc needs its musl package",
+        "rustc must come from rustup, and rustup must reach its server; a distribution's rustc needs its package of the target",
     )
 }
 
@@ -55,9 +60,9 @@ pub(crate) fn components() -> Step {
     .hint("clippy and rustfmt are components of the toolchain; rustup must reach its server")
 }
 
-fn has_musl() -> Result<bool> {
+fn has_target(target: &str) -> Result<bool> {
     let output = Command::new("rustc")
-        .args(["--print", "target-libdir", "--target", MUSL])
+        .args(["--print", "target-libdir", "--target", target])
         .output()
         .context("rustc is not on PATH; install Rust 1.95 by rustup")?;
     let dir = String::from_utf8_lossy(&output.stdout);
@@ -66,7 +71,7 @@ fn has_musl() -> Result<bool> {
     };
     Ok(entries
         .flatten()
-        .any(|entry| entry.file_name().to_string_lossy().starts_with("libstd-")))
+        .any(|entry| entry.file_name().to_string_lossy().starts_with("libcore-")))
 }
 
 /// A cargo command in the checkout, with the build directory where everything expects it.

@@ -13,7 +13,7 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::context::Context;
 use crate::recipe::Recipe;
-use crate::runner::{Counts, Plan, Report, Step, Task};
+use crate::runner::{Counts, Report, Step, Task};
 
 /// The emulator.
 pub(crate) const BOCHS: Recipe = Recipe {
@@ -32,29 +32,18 @@ const FLAT: [&str; 2] = ["firmware", "hypervisor"];
 const LIMIT: Duration = Duration::from_secs(20 * 60);
 const RUN_LIMIT: Duration = Duration::from_secs(120);
 
-/// The standard library for programs without an operating system.
+/// What Rust has for programs without an operating system.
 pub(crate) fn bare_target() -> Step {
-    Step::new("bare-target", |_, task| {
-        task.run_within(Command::new("rustup").args(["target", "add", TARGET]), LIMIT)?;
-        Ok(Report::default())
-    })
-    .plan(|_| Ok(if has_target()? { Plan::Done } else { Plan::Run }))
-    .hint("rustc must come from rustup, and rustup must reach its server")
-}
-
-fn has_target() -> Result<bool> {
-    let output = Command::new("rustc")
-        .args(["--print", "target-libdir", "--target", TARGET])
-        .output()
-        .context("rustc is not on PATH; install Rust 1.95 by rustup")?;
-    Ok(Path::new(String::from_utf8_lossy(&output.stdout).trim()).is_dir())
+    super::build::target("bare-target", TARGET)
 }
 
 /// The step.
 pub(crate) fn vmfunc() -> Step {
     Step::new("vmfunc", |context, task| {
-        lint(context, task)?;
-        let programs = build(context, task)?;
+        // The hypervisor has its guests in it.
+        let programs = build_guests(context, task)?;
+        lint(context, task, &programs)?;
+        build(context, task, &programs)?;
         let printed = run(context, task, &programs)?;
         let expected = fs::read_to_string(context.root.join(SOURCE).join("expected.txt"))?;
         let judged = judge(&expected, &printed);
@@ -75,12 +64,10 @@ fn cargo(context: &Context, words: &[&str]) -> Command {
 }
 
 /// Its workspace is its own, so what is checked of the other's sources is checked here.
-fn lint(context: &Context, task: &mut Task) -> Result<()> {
+fn lint(context: &Context, task: &mut Task, guests: &Path) -> Result<()> {
     let mut fmt = Command::new("cargo");
     fmt.args(["fmt", "--check"]).current_dir(context.root.join(SOURCE));
     task.run_within(&mut fmt, LIMIT)?;
-    // The hypervisor has its guests in it, so it comes after them.
-    let guests = build_guests(context, task)?;
     let mut clippy = cargo(
         context,
         &["clippy", "--locked", "--profile", PROFILE, "--target", TARGET],
@@ -90,6 +77,7 @@ fn lint(context: &Context, task: &mut Task) -> Result<()> {
     Ok(())
 }
 
+/// The guests; the directory in which all programs are.
 fn build_guests(context: &Context, task: &mut Task) -> Result<PathBuf> {
     let mut command = cargo(
         context,
@@ -102,9 +90,8 @@ fn build_guests(context: &Context, task: &mut Task) -> Result<PathBuf> {
     Ok(context.target().join(TARGET).join(PROFILE))
 }
 
-/// All programs; the directory in which they are.
-fn build(context: &Context, task: &mut Task) -> Result<PathBuf> {
-    let built = build_guests(context, task)?;
+/// The other programs.
+fn build(context: &Context, task: &mut Task, guests: &Path) -> Result<()> {
     for program in FLAT {
         let words = [
             "rustc",
@@ -119,10 +106,10 @@ fn build(context: &Context, task: &mut Task) -> Result<PathBuf> {
         let mut command = cargo(context, &words);
         command
             .args(["--", "-C", "link-arg=--oformat=binary"])
-            .env("VMFUNC_GUESTS", &built);
+            .env("VMFUNC_GUESTS", guests);
         task.run_within(&mut command, LIMIT)?;
     }
-    Ok(built)
+    Ok(())
 }
 
 /// Runs the machine until it ends itself; what it has printed.
