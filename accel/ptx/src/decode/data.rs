@@ -105,7 +105,8 @@ fn place(work: &Work<'_, '_>, index: usize, space: Option<Space>, entry: bool) -
     Ok((space, address))
 }
 
-fn load(work: &mut Work<'_, '_>, entry: bool) -> Result<(), Refused> {
+/// What loads and stores say before their two operands: the state space, how many values, and their type.
+fn access_words(work: &mut Work<'_, '_>) -> Result<(Option<Space>, usize, Type), Refused> {
     take_hints(work);
     let space = take_space(work);
     let count = take_count(work);
@@ -116,6 +117,11 @@ fn load(work: &mut Work<'_, '_>, entry: bool) -> Result<(), Refused> {
         work.statement.operands.truncate(2);
     }
     work.done(2)?;
+    Ok((space, count, t))
+}
+
+fn load(work: &mut Work<'_, '_>, entry: bool) -> Result<(), Refused> {
+    let (space, count, t) = access_words(work)?;
     let (space, address) = place(work, 1, space, entry)?;
     let access = Access {
         space,
@@ -168,15 +174,7 @@ fn sources(work: &Work<'_, '_>, index: usize, t: Type) -> Result<Vec<Src>, Refus
 }
 
 fn store(work: &mut Work<'_, '_>, entry: bool) -> Result<(), Refused> {
-    take_hints(work);
-    let space = take_space(work);
-    let count = take_count(work);
-    let t = work.take_type()?;
-    if work.statement.operands.len() == 3 {
-        work.take("L2::cache_hint");
-        work.statement.operands.truncate(2);
-    }
-    work.done(2)?;
+    let (space, count, t) = access_words(work)?;
     let (space, address) = place(work, 0, space, entry)?;
     if space == Space::Param {
         return work.refuse("a store into a kernel's parameters", super::WRONG);
