@@ -9,10 +9,14 @@ mod device;
 mod error;
 mod launch;
 mod memory;
+mod rows;
 mod stream;
+mod symbol;
 
 pub(crate) use self::device::*;
 pub(crate) use self::error::*;
 pub(crate) use self::launch::*;
 pub(crate) use self::memory::*;
+pub(crate) use self::rows::*;
 pub(crate) use self::stream::*;
+pub(crate) use self::symbol::*;

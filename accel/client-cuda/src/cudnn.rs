@@ -5,6 +5,8 @@
 )]
 #![allow(non_snake_case, reason = "names are C's")]
 
+mod shapes;
+
 use std::ffi::CStr;
 
 use accel_proto::Handle;
@@ -15,6 +17,8 @@ use crate::descriptor;
 use crate::generated::values::{CUDNN_STATUS_BAD_PARAM, CUDNN_STATUS_NOT_SUPPORTED};
 use crate::handles::{Setting, set, setting};
 use crate::stub;
+
+pub(crate) use self::shapes::*;
 
 /// The version whose functions these are: 9.19, by which PyTorch 2.11 is built.
 const VERSION: usize = 91_900;

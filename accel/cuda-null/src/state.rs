@@ -106,7 +106,29 @@ impl State {
                 At::Svm(address) if call.count > 0 => self.memory.check(address.0, call.count),
                 At::Svm(_) | At::Arena(_) => Ok(()),
             }),
+            AnyCall::CudaMemset2DAsync(call) => self.check_rows(call.dev_ptr.0, call.pitch, call.width, call.height),
+            AnyCall::CudaMemcpy2DAsync(call) => [(call.dst, call.dpitch), (call.src, call.spitch)]
+                .into_iter()
+                .try_for_each(|(memory, pitch)| match memory {
+                    At::Svm(address) => self.check_rows(address.0, pitch, call.width, call.height),
+                    At::Arena(_) => Ok(()),
+                }),
             _ => Ok(()),
+        }
+    }
+
+    /// Whether rows are in one allocation, from the first one's begin to the last one's end.
+    fn check_rows(&self, begin: u64, pitch: u64, width: u64, height: u64) -> Result<(), Failure> {
+        let Some(others) = height.checked_sub(1) else {
+            return Ok(());
+        };
+        if pitch < width {
+            return Err(Failure::InvalidValue);
+        }
+        let length = pitch.checked_mul(others).and_then(|others| others.checked_add(width));
+        match length.ok_or(Failure::IllegalAddress)? {
+            0 => Ok(()),
+            length => self.memory.check(begin, length),
         }
     }
 

@@ -464,7 +464,11 @@ pub(crate) fn root(api: &Api, groups: &[(&str, Vec<Crossing<'_>>)]) -> String {
             _ = writeln!(text, "mod {name};");
         }
     }
-    text.push_str("mod objects;\npub mod table;\n\nuse crate::call::{Done, calls};\n\n");
+    text.push_str("mod objects;\n");
+    if api.prefix.is_empty() {
+        text.push_str("pub mod parts;\n");
+    }
+    text.push_str("pub mod table;\n\nuse crate::call::{Done, calls};\n\n");
     for (name, crossings) in groups {
         let mut types = Vec::new();
         for crossing in crossings {

@@ -63,8 +63,12 @@ pub(crate) fn serve(
     if !waits {
         return Ok(());
     }
-    if let AnyCall::CudaMemcpyAsync(call) = &call
-        && let Memory::Arena(span) = call.dst
+    let to = match &call {
+        AnyCall::CudaMemcpyAsync(call) => Some(call.dst),
+        AnyCall::CudaMemcpy2DAsync(call) => Some(call.dst),
+        _ => None,
+    };
+    if let Some(Memory::Arena(span)) = to
         && let Some(region) = client
             .window
             .as_ref()

@@ -457,6 +457,12 @@ basalt_entry_cublasGetMathMode:
 	jmp	basalt_cublasGetMathMode
 	.symver	basalt_entry_cublasGetMathMode, cublasGetMathMode@@libcublas.so.13
 	.symver	basalt_entry_cublasGetMathMode, cublasGetMathMode@libcublas.so.12
+	.globl	basalt_entry_cublasGetMatrix
+	.type	basalt_entry_cublasGetMatrix, @function
+basalt_entry_cublasGetMatrix:
+	jmp	basalt_cublasGetMatrix
+	.symver	basalt_entry_cublasGetMatrix, cublasGetMatrix@@libcublas.so.13
+	.symver	basalt_entry_cublasGetMatrix, cublasGetMatrix@libcublas.so.12
 	.globl	basalt_entry_cublasGetMatrixAsync
 	.type	basalt_entry_cublasGetMatrixAsync, @function
 basalt_entry_cublasGetMatrixAsync:
@@ -469,12 +475,42 @@ basalt_entry_cublasGetPointerMode_v2:
 	jmp	basalt_cublasGetPointerMode_v2
 	.symver	basalt_entry_cublasGetPointerMode_v2, cublasGetPointerMode_v2@@libcublas.so.13
 	.symver	basalt_entry_cublasGetPointerMode_v2, cublasGetPointerMode_v2@libcublas.so.12
+	.globl	basalt_entry_cublasGetStatusName
+	.type	basalt_entry_cublasGetStatusName, @function
+basalt_entry_cublasGetStatusName:
+	jmp	basalt_cublasGetStatusName
+	.symver	basalt_entry_cublasGetStatusName, cublasGetStatusName@@libcublas.so.13
+	.symver	basalt_entry_cublasGetStatusName, cublasGetStatusName@libcublas.so.12
+	.globl	basalt_entry_cublasGetStatusString
+	.type	basalt_entry_cublasGetStatusString, @function
+basalt_entry_cublasGetStatusString:
+	jmp	basalt_cublasGetStatusString
+	.symver	basalt_entry_cublasGetStatusString, cublasGetStatusString@@libcublas.so.13
+	.symver	basalt_entry_cublasGetStatusString, cublasGetStatusString@libcublas.so.12
+	.globl	basalt_entry_cublasGetStream_v2
+	.type	basalt_entry_cublasGetStream_v2, @function
+basalt_entry_cublasGetStream_v2:
+	jmp	basalt_cublasGetStream_v2
+	.symver	basalt_entry_cublasGetStream_v2, cublasGetStream_v2@@libcublas.so.13
+	.symver	basalt_entry_cublasGetStream_v2, cublasGetStream_v2@libcublas.so.12
+	.globl	basalt_entry_cublasGetVector
+	.type	basalt_entry_cublasGetVector, @function
+basalt_entry_cublasGetVector:
+	jmp	basalt_cublasGetVector
+	.symver	basalt_entry_cublasGetVector, cublasGetVector@@libcublas.so.13
+	.symver	basalt_entry_cublasGetVector, cublasGetVector@libcublas.so.12
 	.globl	basalt_entry_cublasGetVectorAsync
 	.type	basalt_entry_cublasGetVectorAsync, @function
 basalt_entry_cublasGetVectorAsync:
 	jmp	basalt_cublasGetVectorAsync
 	.symver	basalt_entry_cublasGetVectorAsync, cublasGetVectorAsync@@libcublas.so.13
 	.symver	basalt_entry_cublasGetVectorAsync, cublasGetVectorAsync@libcublas.so.12
+	.globl	basalt_entry_cublasGetVersion_v2
+	.type	basalt_entry_cublasGetVersion_v2, @function
+basalt_entry_cublasGetVersion_v2:
+	jmp	basalt_cublasGetVersion_v2
+	.symver	basalt_entry_cublasGetVersion_v2, cublasGetVersion_v2@@libcublas.so.13
+	.symver	basalt_entry_cublasGetVersion_v2, cublasGetVersion_v2@libcublas.so.12
 	.globl	basalt_entry_cublasIcamax_v2
 	.type	basalt_entry_cublasIcamax_v2, @function
 basalt_entry_cublasIcamax_v2:
@@ -565,6 +601,12 @@ basalt_entry_cublasSetMathMode:
 	jmp	basalt_cublasSetMathMode
 	.symver	basalt_entry_cublasSetMathMode, cublasSetMathMode@@libcublas.so.13
 	.symver	basalt_entry_cublasSetMathMode, cublasSetMathMode@libcublas.so.12
+	.globl	basalt_entry_cublasSetMatrix
+	.type	basalt_entry_cublasSetMatrix, @function
+basalt_entry_cublasSetMatrix:
+	jmp	basalt_cublasSetMatrix
+	.symver	basalt_entry_cublasSetMatrix, cublasSetMatrix@@libcublas.so.13
+	.symver	basalt_entry_cublasSetMatrix, cublasSetMatrix@libcublas.so.12
 	.globl	basalt_entry_cublasSetMatrixAsync
 	.type	basalt_entry_cublasSetMatrixAsync, @function
 basalt_entry_cublasSetMatrixAsync:
@@ -583,6 +625,12 @@ basalt_entry_cublasSetStream_v2:
 	jmp	basalt_cublasSetStream_v2
 	.symver	basalt_entry_cublasSetStream_v2, cublasSetStream_v2@@libcublas.so.13
 	.symver	basalt_entry_cublasSetStream_v2, cublasSetStream_v2@libcublas.so.12
+	.globl	basalt_entry_cublasSetVector
+	.type	basalt_entry_cublasSetVector, @function
+basalt_entry_cublasSetVector:
+	jmp	basalt_cublasSetVector
+	.symver	basalt_entry_cublasSetVector, cublasSetVector@@libcublas.so.13
+	.symver	basalt_entry_cublasSetVector, cublasSetVector@libcublas.so.12
 	.globl	basalt_entry_cublasSetVectorAsync
 	.type	basalt_entry_cublasSetVectorAsync, @function
 basalt_entry_cublasSetVectorAsync:
@@ -1235,6 +1283,12 @@ basalt_entry___cudaRegisterFunction:
 	jmp	basalt___cudaRegisterFunction
 	.symver	basalt_entry___cudaRegisterFunction, __cudaRegisterFunction@@libcudart.so.13
 	.symver	basalt_entry___cudaRegisterFunction, __cudaRegisterFunction@libcudart.so.12
+	.globl	basalt_entry___cudaRegisterManagedVar
+	.type	basalt_entry___cudaRegisterManagedVar, @function
+basalt_entry___cudaRegisterManagedVar:
+	jmp	basalt___cudaRegisterManagedVar
+	.symver	basalt_entry___cudaRegisterManagedVar, __cudaRegisterManagedVar@@libcudart.so.13
+	.symver	basalt_entry___cudaRegisterManagedVar, __cudaRegisterManagedVar@libcudart.so.12
 	.globl	basalt_entry___cudaRegisterVar
 	.type	basalt_entry___cudaRegisterVar, @function
 basalt_entry___cudaRegisterVar:
@@ -1247,6 +1301,12 @@ basalt_entry___cudaUnregisterFatBinary:
 	jmp	basalt___cudaUnregisterFatBinary
 	.symver	basalt_entry___cudaUnregisterFatBinary, __cudaUnregisterFatBinary@@libcudart.so.13
 	.symver	basalt_entry___cudaUnregisterFatBinary, __cudaUnregisterFatBinary@libcudart.so.12
+	.globl	basalt_entry_cudaChooseDevice
+	.type	basalt_entry_cudaChooseDevice, @function
+basalt_entry_cudaChooseDevice:
+	jmp	basalt_cudaChooseDevice
+	.symver	basalt_entry_cudaChooseDevice, cudaChooseDevice@@libcudart.so.13
+	.symver	basalt_entry_cudaChooseDevice, cudaChooseDevice@libcudart.so.12
 	.globl	basalt_entry_cudaDeviceCanAccessPeer
 	.type	basalt_entry_cudaDeviceCanAccessPeer, @function
 basalt_entry_cudaDeviceCanAccessPeer:
@@ -1271,6 +1331,12 @@ basalt_entry_cudaDeviceGetDefaultMemPool:
 	jmp	basalt_cudaDeviceGetDefaultMemPool
 	.symver	basalt_entry_cudaDeviceGetDefaultMemPool, cudaDeviceGetDefaultMemPool@@libcudart.so.13
 	.symver	basalt_entry_cudaDeviceGetDefaultMemPool, cudaDeviceGetDefaultMemPool@libcudart.so.12
+	.globl	basalt_entry_cudaDeviceGetLimit
+	.type	basalt_entry_cudaDeviceGetLimit, @function
+basalt_entry_cudaDeviceGetLimit:
+	jmp	basalt_cudaDeviceGetLimit
+	.symver	basalt_entry_cudaDeviceGetLimit, cudaDeviceGetLimit@@libcudart.so.13
+	.symver	basalt_entry_cudaDeviceGetLimit, cudaDeviceGetLimit@libcudart.so.12
 	.globl	basalt_entry_cudaDeviceGetPCIBusId
 	.type	basalt_entry_cudaDeviceGetPCIBusId, @function
 basalt_entry_cudaDeviceGetPCIBusId:
@@ -1283,6 +1349,24 @@ basalt_entry_cudaDeviceGetStreamPriorityRange:
 	jmp	basalt_cudaDeviceGetStreamPriorityRange
 	.symver	basalt_entry_cudaDeviceGetStreamPriorityRange, cudaDeviceGetStreamPriorityRange@@libcudart.so.13
 	.symver	basalt_entry_cudaDeviceGetStreamPriorityRange, cudaDeviceGetStreamPriorityRange@libcudart.so.12
+	.globl	basalt_entry_cudaDeviceReset
+	.type	basalt_entry_cudaDeviceReset, @function
+basalt_entry_cudaDeviceReset:
+	jmp	basalt_cudaDeviceReset
+	.symver	basalt_entry_cudaDeviceReset, cudaDeviceReset@@libcudart.so.13
+	.symver	basalt_entry_cudaDeviceReset, cudaDeviceReset@libcudart.so.12
+	.globl	basalt_entry_cudaDeviceSetCacheConfig
+	.type	basalt_entry_cudaDeviceSetCacheConfig, @function
+basalt_entry_cudaDeviceSetCacheConfig:
+	jmp	basalt_cudaDeviceSetCacheConfig
+	.symver	basalt_entry_cudaDeviceSetCacheConfig, cudaDeviceSetCacheConfig@@libcudart.so.13
+	.symver	basalt_entry_cudaDeviceSetCacheConfig, cudaDeviceSetCacheConfig@libcudart.so.12
+	.globl	basalt_entry_cudaDeviceSetLimit
+	.type	basalt_entry_cudaDeviceSetLimit, @function
+basalt_entry_cudaDeviceSetLimit:
+	jmp	basalt_cudaDeviceSetLimit
+	.symver	basalt_entry_cudaDeviceSetLimit, cudaDeviceSetLimit@@libcudart.so.13
+	.symver	basalt_entry_cudaDeviceSetLimit, cudaDeviceSetLimit@libcudart.so.12
 	.globl	basalt_entry_cudaDeviceSynchronize
 	.type	basalt_entry_cudaDeviceSynchronize, @function
 basalt_entry_cudaDeviceSynchronize:
@@ -1373,6 +1457,12 @@ basalt_entry_cudaFuncSetAttribute:
 	jmp	basalt_cudaFuncSetAttribute
 	.symver	basalt_entry_cudaFuncSetAttribute, cudaFuncSetAttribute@@libcudart.so.13
 	.symver	basalt_entry_cudaFuncSetAttribute, cudaFuncSetAttribute@libcudart.so.12
+	.globl	basalt_entry_cudaFuncSetCacheConfig
+	.type	basalt_entry_cudaFuncSetCacheConfig, @function
+basalt_entry_cudaFuncSetCacheConfig:
+	jmp	basalt_cudaFuncSetCacheConfig
+	.symver	basalt_entry_cudaFuncSetCacheConfig, cudaFuncSetCacheConfig@@libcudart.so.13
+	.symver	basalt_entry_cudaFuncSetCacheConfig, cudaFuncSetCacheConfig@libcudart.so.12
 	.globl	basalt_entry_cudaGetDevice
 	.type	basalt_entry_cudaGetDevice, @function
 basalt_entry_cudaGetDevice:
@@ -1385,6 +1475,12 @@ basalt_entry_cudaGetDeviceCount:
 	jmp	basalt_cudaGetDeviceCount
 	.symver	basalt_entry_cudaGetDeviceCount, cudaGetDeviceCount@@libcudart.so.13
 	.symver	basalt_entry_cudaGetDeviceCount, cudaGetDeviceCount@libcudart.so.12
+	.globl	basalt_entry_cudaGetDeviceFlags
+	.type	basalt_entry_cudaGetDeviceFlags, @function
+basalt_entry_cudaGetDeviceFlags:
+	jmp	basalt_cudaGetDeviceFlags
+	.symver	basalt_entry_cudaGetDeviceFlags, cudaGetDeviceFlags@@libcudart.so.13
+	.symver	basalt_entry_cudaGetDeviceFlags, cudaGetDeviceFlags@libcudart.so.12
 	.globl	basalt_entry_cudaGetDeviceProperties
 	.type	basalt_entry_cudaGetDeviceProperties, @function
 basalt_entry_cudaGetDeviceProperties:
@@ -1413,6 +1509,12 @@ basalt_entry_cudaGetErrorString:
 	jmp	basalt_cudaGetErrorString
 	.symver	basalt_entry_cudaGetErrorString, cudaGetErrorString@@libcudart.so.13
 	.symver	basalt_entry_cudaGetErrorString, cudaGetErrorString@libcudart.so.12
+	.globl	basalt_entry_cudaGetFuncBySymbol
+	.type	basalt_entry_cudaGetFuncBySymbol, @function
+basalt_entry_cudaGetFuncBySymbol:
+	jmp	basalt_cudaGetFuncBySymbol
+	.symver	basalt_entry_cudaGetFuncBySymbol, cudaGetFuncBySymbol@@libcudart.so.13
+	.symver	basalt_entry_cudaGetFuncBySymbol, cudaGetFuncBySymbol@libcudart.so.12
 	.globl	basalt_entry_cudaGetLastError
 	.type	basalt_entry_cudaGetLastError, @function
 basalt_entry_cudaGetLastError:
@@ -1425,6 +1527,12 @@ basalt_entry_cudaGetSymbolAddress:
 	jmp	basalt_cudaGetSymbolAddress
 	.symver	basalt_entry_cudaGetSymbolAddress, cudaGetSymbolAddress@@libcudart.so.13
 	.symver	basalt_entry_cudaGetSymbolAddress, cudaGetSymbolAddress@libcudart.so.12
+	.globl	basalt_entry_cudaGetSymbolSize
+	.type	basalt_entry_cudaGetSymbolSize, @function
+basalt_entry_cudaGetSymbolSize:
+	jmp	basalt_cudaGetSymbolSize
+	.symver	basalt_entry_cudaGetSymbolSize, cudaGetSymbolSize@@libcudart.so.13
+	.symver	basalt_entry_cudaGetSymbolSize, cudaGetSymbolSize@libcudart.so.12
 	.globl	basalt_entry_cudaGraphDebugDotPrint
 	.type	basalt_entry_cudaGraphDebugDotPrint, @function
 basalt_entry_cudaGraphDebugDotPrint:
@@ -1473,6 +1581,12 @@ basalt_entry_cudaHostAlloc:
 	jmp	basalt_cudaHostAlloc
 	.symver	basalt_entry_cudaHostAlloc, cudaHostAlloc@@libcudart.so.13
 	.symver	basalt_entry_cudaHostAlloc, cudaHostAlloc@libcudart.so.12
+	.globl	basalt_entry_cudaHostGetDevicePointer
+	.type	basalt_entry_cudaHostGetDevicePointer, @function
+basalt_entry_cudaHostGetDevicePointer:
+	jmp	basalt_cudaHostGetDevicePointer
+	.symver	basalt_entry_cudaHostGetDevicePointer, cudaHostGetDevicePointer@@libcudart.so.13
+	.symver	basalt_entry_cudaHostGetDevicePointer, cudaHostGetDevicePointer@libcudart.so.12
 	.globl	basalt_entry_cudaHostRegister
 	.type	basalt_entry_cudaHostRegister, @function
 basalt_entry_cudaHostRegister:
@@ -1545,12 +1659,42 @@ basalt_entry_cudaMalloc:
 	jmp	basalt_cudaMalloc
 	.symver	basalt_entry_cudaMalloc, cudaMalloc@@libcudart.so.13
 	.symver	basalt_entry_cudaMalloc, cudaMalloc@libcudart.so.12
+	.globl	basalt_entry_cudaMalloc3D
+	.type	basalt_entry_cudaMalloc3D, @function
+basalt_entry_cudaMalloc3D:
+	jmp	basalt_cudaMalloc3D
+	.symver	basalt_entry_cudaMalloc3D, cudaMalloc3D@@libcudart.so.13
+	.symver	basalt_entry_cudaMalloc3D, cudaMalloc3D@libcudart.so.12
 	.globl	basalt_entry_cudaMallocAsync
 	.type	basalt_entry_cudaMallocAsync, @function
 basalt_entry_cudaMallocAsync:
 	jmp	basalt_cudaMallocAsync
 	.symver	basalt_entry_cudaMallocAsync, cudaMallocAsync@@libcudart.so.13
 	.symver	basalt_entry_cudaMallocAsync, cudaMallocAsync@libcudart.so.12
+	.globl	basalt_entry_cudaMallocHost
+	.type	basalt_entry_cudaMallocHost, @function
+basalt_entry_cudaMallocHost:
+	jmp	basalt_cudaMallocHost
+	.symver	basalt_entry_cudaMallocHost, cudaMallocHost@@libcudart.so.13
+	.symver	basalt_entry_cudaMallocHost, cudaMallocHost@libcudart.so.12
+	.globl	basalt_entry_cudaMallocManaged
+	.type	basalt_entry_cudaMallocManaged, @function
+basalt_entry_cudaMallocManaged:
+	jmp	basalt_cudaMallocManaged
+	.symver	basalt_entry_cudaMallocManaged, cudaMallocManaged@@libcudart.so.13
+	.symver	basalt_entry_cudaMallocManaged, cudaMallocManaged@libcudart.so.12
+	.globl	basalt_entry_cudaMallocPitch
+	.type	basalt_entry_cudaMallocPitch, @function
+basalt_entry_cudaMallocPitch:
+	jmp	basalt_cudaMallocPitch
+	.symver	basalt_entry_cudaMallocPitch, cudaMallocPitch@@libcudart.so.13
+	.symver	basalt_entry_cudaMallocPitch, cudaMallocPitch@libcudart.so.12
+	.globl	basalt_entry_cudaMemAdvise
+	.type	basalt_entry_cudaMemAdvise, @function
+basalt_entry_cudaMemAdvise:
+	jmp	basalt_cudaMemAdvise
+	.symver	basalt_entry_cudaMemAdvise, cudaMemAdvise@@libcudart.so.13
+	.symver	basalt_entry_cudaMemAdvise, cudaMemAdvise@libcudart.so.12
 	.globl	basalt_entry_cudaMemGetInfo
 	.type	basalt_entry_cudaMemGetInfo, @function
 basalt_entry_cudaMemGetInfo:
@@ -1581,24 +1725,66 @@ basalt_entry_cudaMemPoolTrimTo:
 	jmp	basalt_cudaMemPoolTrimTo
 	.symver	basalt_entry_cudaMemPoolTrimTo, cudaMemPoolTrimTo@@libcudart.so.13
 	.symver	basalt_entry_cudaMemPoolTrimTo, cudaMemPoolTrimTo@libcudart.so.12
+	.globl	basalt_entry_cudaMemPrefetchAsync
+	.type	basalt_entry_cudaMemPrefetchAsync, @function
+basalt_entry_cudaMemPrefetchAsync:
+	jmp	basalt_cudaMemPrefetchAsync
+	.symver	basalt_entry_cudaMemPrefetchAsync, cudaMemPrefetchAsync@@libcudart.so.13
+	.symver	basalt_entry_cudaMemPrefetchAsync, cudaMemPrefetchAsync@libcudart.so.12
 	.globl	basalt_entry_cudaMemcpy
 	.type	basalt_entry_cudaMemcpy, @function
 basalt_entry_cudaMemcpy:
 	jmp	basalt_cudaMemcpy
 	.symver	basalt_entry_cudaMemcpy, cudaMemcpy@@libcudart.so.13
 	.symver	basalt_entry_cudaMemcpy, cudaMemcpy@libcudart.so.12
+	.globl	basalt_entry_cudaMemcpy2D
+	.type	basalt_entry_cudaMemcpy2D, @function
+basalt_entry_cudaMemcpy2D:
+	jmp	basalt_cudaMemcpy2D
+	.symver	basalt_entry_cudaMemcpy2D, cudaMemcpy2D@@libcudart.so.13
+	.symver	basalt_entry_cudaMemcpy2D, cudaMemcpy2D@libcudart.so.12
 	.globl	basalt_entry_cudaMemcpy2DAsync
 	.type	basalt_entry_cudaMemcpy2DAsync, @function
 basalt_entry_cudaMemcpy2DAsync:
 	jmp	basalt_cudaMemcpy2DAsync
 	.symver	basalt_entry_cudaMemcpy2DAsync, cudaMemcpy2DAsync@@libcudart.so.13
 	.symver	basalt_entry_cudaMemcpy2DAsync, cudaMemcpy2DAsync@libcudart.so.12
+	.globl	basalt_entry_cudaMemcpy3D
+	.type	basalt_entry_cudaMemcpy3D, @function
+basalt_entry_cudaMemcpy3D:
+	jmp	basalt_cudaMemcpy3D
+	.symver	basalt_entry_cudaMemcpy3D, cudaMemcpy3D@@libcudart.so.13
+	.symver	basalt_entry_cudaMemcpy3D, cudaMemcpy3D@libcudart.so.12
+	.globl	basalt_entry_cudaMemcpy3DAsync
+	.type	basalt_entry_cudaMemcpy3DAsync, @function
+basalt_entry_cudaMemcpy3DAsync:
+	jmp	basalt_cudaMemcpy3DAsync
+	.symver	basalt_entry_cudaMemcpy3DAsync, cudaMemcpy3DAsync@@libcudart.so.13
+	.symver	basalt_entry_cudaMemcpy3DAsync, cudaMemcpy3DAsync@libcudart.so.12
 	.globl	basalt_entry_cudaMemcpyAsync
 	.type	basalt_entry_cudaMemcpyAsync, @function
 basalt_entry_cudaMemcpyAsync:
 	jmp	basalt_cudaMemcpyAsync
 	.symver	basalt_entry_cudaMemcpyAsync, cudaMemcpyAsync@@libcudart.so.13
 	.symver	basalt_entry_cudaMemcpyAsync, cudaMemcpyAsync@libcudart.so.12
+	.globl	basalt_entry_cudaMemcpyFromSymbol
+	.type	basalt_entry_cudaMemcpyFromSymbol, @function
+basalt_entry_cudaMemcpyFromSymbol:
+	jmp	basalt_cudaMemcpyFromSymbol
+	.symver	basalt_entry_cudaMemcpyFromSymbol, cudaMemcpyFromSymbol@@libcudart.so.13
+	.symver	basalt_entry_cudaMemcpyFromSymbol, cudaMemcpyFromSymbol@libcudart.so.12
+	.globl	basalt_entry_cudaMemcpyFromSymbolAsync
+	.type	basalt_entry_cudaMemcpyFromSymbolAsync, @function
+basalt_entry_cudaMemcpyFromSymbolAsync:
+	jmp	basalt_cudaMemcpyFromSymbolAsync
+	.symver	basalt_entry_cudaMemcpyFromSymbolAsync, cudaMemcpyFromSymbolAsync@@libcudart.so.13
+	.symver	basalt_entry_cudaMemcpyFromSymbolAsync, cudaMemcpyFromSymbolAsync@libcudart.so.12
+	.globl	basalt_entry_cudaMemcpyPeer
+	.type	basalt_entry_cudaMemcpyPeer, @function
+basalt_entry_cudaMemcpyPeer:
+	jmp	basalt_cudaMemcpyPeer
+	.symver	basalt_entry_cudaMemcpyPeer, cudaMemcpyPeer@@libcudart.so.13
+	.symver	basalt_entry_cudaMemcpyPeer, cudaMemcpyPeer@libcudart.so.12
 	.globl	basalt_entry_cudaMemcpyPeerAsync
 	.type	basalt_entry_cudaMemcpyPeerAsync, @function
 basalt_entry_cudaMemcpyPeerAsync:
@@ -1611,12 +1797,30 @@ basalt_entry_cudaMemcpyToSymbol:
 	jmp	basalt_cudaMemcpyToSymbol
 	.symver	basalt_entry_cudaMemcpyToSymbol, cudaMemcpyToSymbol@@libcudart.so.13
 	.symver	basalt_entry_cudaMemcpyToSymbol, cudaMemcpyToSymbol@libcudart.so.12
+	.globl	basalt_entry_cudaMemcpyToSymbolAsync
+	.type	basalt_entry_cudaMemcpyToSymbolAsync, @function
+basalt_entry_cudaMemcpyToSymbolAsync:
+	jmp	basalt_cudaMemcpyToSymbolAsync
+	.symver	basalt_entry_cudaMemcpyToSymbolAsync, cudaMemcpyToSymbolAsync@@libcudart.so.13
+	.symver	basalt_entry_cudaMemcpyToSymbolAsync, cudaMemcpyToSymbolAsync@libcudart.so.12
 	.globl	basalt_entry_cudaMemset
 	.type	basalt_entry_cudaMemset, @function
 basalt_entry_cudaMemset:
 	jmp	basalt_cudaMemset
 	.symver	basalt_entry_cudaMemset, cudaMemset@@libcudart.so.13
 	.symver	basalt_entry_cudaMemset, cudaMemset@libcudart.so.12
+	.globl	basalt_entry_cudaMemset2D
+	.type	basalt_entry_cudaMemset2D, @function
+basalt_entry_cudaMemset2D:
+	jmp	basalt_cudaMemset2D
+	.symver	basalt_entry_cudaMemset2D, cudaMemset2D@@libcudart.so.13
+	.symver	basalt_entry_cudaMemset2D, cudaMemset2D@libcudart.so.12
+	.globl	basalt_entry_cudaMemset2DAsync
+	.type	basalt_entry_cudaMemset2DAsync, @function
+basalt_entry_cudaMemset2DAsync:
+	jmp	basalt_cudaMemset2DAsync
+	.symver	basalt_entry_cudaMemset2DAsync, cudaMemset2DAsync@@libcudart.so.13
+	.symver	basalt_entry_cudaMemset2DAsync, cudaMemset2DAsync@libcudart.so.12
 	.globl	basalt_entry_cudaMemsetAsync
 	.type	basalt_entry_cudaMemsetAsync, @function
 basalt_entry_cudaMemsetAsync:
@@ -1671,6 +1875,12 @@ basalt_entry_cudaSetDevice:
 	jmp	basalt_cudaSetDevice
 	.symver	basalt_entry_cudaSetDevice, cudaSetDevice@@libcudart.so.13
 	.symver	basalt_entry_cudaSetDevice, cudaSetDevice@libcudart.so.12
+	.globl	basalt_entry_cudaSetDeviceFlags
+	.type	basalt_entry_cudaSetDeviceFlags, @function
+basalt_entry_cudaSetDeviceFlags:
+	jmp	basalt_cudaSetDeviceFlags
+	.symver	basalt_entry_cudaSetDeviceFlags, cudaSetDeviceFlags@@libcudart.so.13
+	.symver	basalt_entry_cudaSetDeviceFlags, cudaSetDeviceFlags@libcudart.so.12
 	.globl	basalt_entry_cudaStreamAddCallback
 	.type	basalt_entry_cudaStreamAddCallback, @function
 basalt_entry_cudaStreamAddCallback:
@@ -1689,6 +1899,12 @@ basalt_entry_cudaStreamCreate:
 	jmp	basalt_cudaStreamCreate
 	.symver	basalt_entry_cudaStreamCreate, cudaStreamCreate@@libcudart.so.13
 	.symver	basalt_entry_cudaStreamCreate, cudaStreamCreate@libcudart.so.12
+	.globl	basalt_entry_cudaStreamCreateWithFlags
+	.type	basalt_entry_cudaStreamCreateWithFlags, @function
+basalt_entry_cudaStreamCreateWithFlags:
+	jmp	basalt_cudaStreamCreateWithFlags
+	.symver	basalt_entry_cudaStreamCreateWithFlags, cudaStreamCreateWithFlags@@libcudart.so.13
+	.symver	basalt_entry_cudaStreamCreateWithFlags, cudaStreamCreateWithFlags@libcudart.so.12
 	.globl	basalt_entry_cudaStreamCreateWithPriority
 	.type	basalt_entry_cudaStreamCreateWithPriority, @function
 basalt_entry_cudaStreamCreateWithPriority:
@@ -1749,6 +1965,21 @@ basalt_entry_cudaThreadExchangeStreamCaptureMode:
 	jmp	basalt_cudaThreadExchangeStreamCaptureMode
 	.symver	basalt_entry_cudaThreadExchangeStreamCaptureMode, cudaThreadExchangeStreamCaptureMode@@libcudart.so.13
 	.symver	basalt_entry_cudaThreadExchangeStreamCaptureMode, cudaThreadExchangeStreamCaptureMode@libcudart.so.12
+	.globl	basalt_entry_cudnnActivationBackward
+	.type	basalt_entry_cudnnActivationBackward, @function
+basalt_entry_cudnnActivationBackward:
+	jmp	basalt_cudnnActivationBackward
+	.symver	basalt_entry_cudnnActivationBackward, cudnnActivationBackward@@libcudnn.so.9
+	.globl	basalt_entry_cudnnActivationForward
+	.type	basalt_entry_cudnnActivationForward, @function
+basalt_entry_cudnnActivationForward:
+	jmp	basalt_cudnnActivationForward
+	.symver	basalt_entry_cudnnActivationForward, cudnnActivationForward@@libcudnn.so.9
+	.globl	basalt_entry_cudnnAddTensor
+	.type	basalt_entry_cudnnAddTensor, @function
+basalt_entry_cudnnAddTensor:
+	jmp	basalt_cudnnAddTensor
+	.symver	basalt_entry_cudnnAddTensor, cudnnAddTensor@@libcudnn.so.9
 	.globl	basalt_entry_cudnnBackendCreateDescriptor
 	.type	basalt_entry_cudnnBackendCreateDescriptor, @function
 basalt_entry_cudnnBackendCreateDescriptor:
@@ -1779,6 +2010,11 @@ basalt_entry_cudnnBackendGetAttribute:
 basalt_entry_cudnnBackendSetAttribute:
 	jmp	basalt_cudnnBackendSetAttribute
 	.symver	basalt_entry_cudnnBackendSetAttribute, cudnnBackendSetAttribute@@libcudnn.so.9
+	.globl	basalt_entry_cudnnBatchNormalizationBackward
+	.type	basalt_entry_cudnnBatchNormalizationBackward, @function
+basalt_entry_cudnnBatchNormalizationBackward:
+	jmp	basalt_cudnnBatchNormalizationBackward
+	.symver	basalt_entry_cudnnBatchNormalizationBackward, cudnnBatchNormalizationBackward@@libcudnn.so.9
 	.globl	basalt_entry_cudnnBatchNormalizationBackwardEx
 	.type	basalt_entry_cudnnBatchNormalizationBackwardEx, @function
 basalt_entry_cudnnBatchNormalizationBackwardEx:
@@ -1789,6 +2025,11 @@ basalt_entry_cudnnBatchNormalizationBackwardEx:
 basalt_entry_cudnnBatchNormalizationForwardInference:
 	jmp	basalt_cudnnBatchNormalizationForwardInference
 	.symver	basalt_entry_cudnnBatchNormalizationForwardInference, cudnnBatchNormalizationForwardInference@@libcudnn.so.9
+	.globl	basalt_entry_cudnnBatchNormalizationForwardTraining
+	.type	basalt_entry_cudnnBatchNormalizationForwardTraining, @function
+basalt_entry_cudnnBatchNormalizationForwardTraining:
+	jmp	basalt_cudnnBatchNormalizationForwardTraining
+	.symver	basalt_entry_cudnnBatchNormalizationForwardTraining, cudnnBatchNormalizationForwardTraining@@libcudnn.so.9
 	.globl	basalt_entry_cudnnBatchNormalizationForwardTrainingEx
 	.type	basalt_entry_cudnnBatchNormalizationForwardTrainingEx, @function
 basalt_entry_cudnnBatchNormalizationForwardTrainingEx:
@@ -1804,6 +2045,11 @@ basalt_entry_cudnnCTCLoss:
 basalt_entry_cudnnCTCLoss_v8:
 	jmp	basalt_cudnnCTCLoss_v8
 	.symver	basalt_entry_cudnnCTCLoss_v8, cudnnCTCLoss_v8@@libcudnn.so.9
+	.globl	basalt_entry_cudnnConvolutionBackwardBias
+	.type	basalt_entry_cudnnConvolutionBackwardBias, @function
+basalt_entry_cudnnConvolutionBackwardBias:
+	jmp	basalt_cudnnConvolutionBackwardBias
+	.symver	basalt_entry_cudnnConvolutionBackwardBias, cudnnConvolutionBackwardBias@@libcudnn.so.9
 	.globl	basalt_entry_cudnnConvolutionBackwardData
 	.type	basalt_entry_cudnnConvolutionBackwardData, @function
 basalt_entry_cudnnConvolutionBackwardData:
@@ -1879,6 +2125,11 @@ basalt_entry_cudnnCreateSpatialTransformerDescriptor:
 basalt_entry_cudnnCreateTensorDescriptor:
 	jmp	basalt_cudnnCreateTensorDescriptor
 	.symver	basalt_entry_cudnnCreateTensorDescriptor, cudnnCreateTensorDescriptor@@libcudnn.so.9
+	.globl	basalt_entry_cudnnDeriveBNTensorDescriptor
+	.type	basalt_entry_cudnnDeriveBNTensorDescriptor, @function
+basalt_entry_cudnnDeriveBNTensorDescriptor:
+	jmp	basalt_cudnnDeriveBNTensorDescriptor
+	.symver	basalt_entry_cudnnDeriveBNTensorDescriptor, cudnnDeriveBNTensorDescriptor@@libcudnn.so.9
 	.globl	basalt_entry_cudnnDestroy
 	.type	basalt_entry_cudnnDestroy, @function
 basalt_entry_cudnnDestroy:
@@ -1979,6 +2230,11 @@ basalt_entry_cudnnGetCTCLossWorkspaceSize:
 basalt_entry_cudnnGetCTCLossWorkspaceSize_v8:
 	jmp	basalt_cudnnGetCTCLossWorkspaceSize_v8
 	.symver	basalt_entry_cudnnGetCTCLossWorkspaceSize_v8, cudnnGetCTCLossWorkspaceSize_v8@@libcudnn.so.9
+	.globl	basalt_entry_cudnnGetConvolution2dForwardOutputDim
+	.type	basalt_entry_cudnnGetConvolution2dForwardOutputDim, @function
+basalt_entry_cudnnGetConvolution2dForwardOutputDim:
+	jmp	basalt_cudnnGetConvolution2dForwardOutputDim
+	.symver	basalt_entry_cudnnGetConvolution2dForwardOutputDim, cudnnGetConvolution2dForwardOutputDim@@libcudnn.so.9
 	.globl	basalt_entry_cudnnGetConvolutionBackwardDataAlgorithm_v7
 	.type	basalt_entry_cudnnGetConvolutionBackwardDataAlgorithm_v7, @function
 basalt_entry_cudnnGetConvolutionBackwardDataAlgorithm_v7:
@@ -2029,6 +2285,11 @@ basalt_entry_cudnnGetFilterNdDescriptor:
 basalt_entry_cudnnGetLastErrorString:
 	jmp	basalt_cudnnGetLastErrorString
 	.symver	basalt_entry_cudnnGetLastErrorString, cudnnGetLastErrorString@@libcudnn.so.9
+	.globl	basalt_entry_cudnnGetPooling2dForwardOutputDim
+	.type	basalt_entry_cudnnGetPooling2dForwardOutputDim, @function
+basalt_entry_cudnnGetPooling2dForwardOutputDim:
+	jmp	basalt_cudnnGetPooling2dForwardOutputDim
+	.symver	basalt_entry_cudnnGetPooling2dForwardOutputDim, cudnnGetPooling2dForwardOutputDim@@libcudnn.so.9
 	.globl	basalt_entry_cudnnGetProperty
 	.type	basalt_entry_cudnnGetProperty, @function
 basalt_entry_cudnnGetProperty:
@@ -2054,6 +2315,11 @@ basalt_entry_cudnnGetRNNWeightSpaceSize:
 basalt_entry_cudnnGetStream:
 	jmp	basalt_cudnnGetStream
 	.symver	basalt_entry_cudnnGetStream, cudnnGetStream@@libcudnn.so.9
+	.globl	basalt_entry_cudnnGetTensor4dDescriptor
+	.type	basalt_entry_cudnnGetTensor4dDescriptor, @function
+basalt_entry_cudnnGetTensor4dDescriptor:
+	jmp	basalt_cudnnGetTensor4dDescriptor
+	.symver	basalt_entry_cudnnGetTensor4dDescriptor, cudnnGetTensor4dDescriptor@@libcudnn.so.9
 	.globl	basalt_entry_cudnnGetTensorNdDescriptor
 	.type	basalt_entry_cudnnGetTensorNdDescriptor, @function
 basalt_entry_cudnnGetTensorNdDescriptor:
@@ -2064,6 +2330,11 @@ basalt_entry_cudnnGetTensorNdDescriptor:
 basalt_entry_cudnnGetVersion:
 	jmp	basalt_cudnnGetVersion
 	.symver	basalt_entry_cudnnGetVersion, cudnnGetVersion@@libcudnn.so.9
+	.globl	basalt_entry_cudnnPoolingBackward
+	.type	basalt_entry_cudnnPoolingBackward, @function
+basalt_entry_cudnnPoolingBackward:
+	jmp	basalt_cudnnPoolingBackward
+	.symver	basalt_entry_cudnnPoolingBackward, cudnnPoolingBackward@@libcudnn.so.9
 	.globl	basalt_entry_cudnnPoolingForward
 	.type	basalt_entry_cudnnPoolingForward, @function
 basalt_entry_cudnnPoolingForward:
@@ -2104,6 +2375,11 @@ basalt_entry_cudnnSetCTCLossDescriptorEx:
 basalt_entry_cudnnSetCTCLossDescriptor_v9:
 	jmp	basalt_cudnnSetCTCLossDescriptor_v9
 	.symver	basalt_entry_cudnnSetCTCLossDescriptor_v9, cudnnSetCTCLossDescriptor_v9@@libcudnn.so.9
+	.globl	basalt_entry_cudnnSetConvolution2dDescriptor
+	.type	basalt_entry_cudnnSetConvolution2dDescriptor, @function
+basalt_entry_cudnnSetConvolution2dDescriptor:
+	jmp	basalt_cudnnSetConvolution2dDescriptor
+	.symver	basalt_entry_cudnnSetConvolution2dDescriptor, cudnnSetConvolution2dDescriptor@@libcudnn.so.9
 	.globl	basalt_entry_cudnnSetConvolutionGroupCount
 	.type	basalt_entry_cudnnSetConvolutionGroupCount, @function
 basalt_entry_cudnnSetConvolutionGroupCount:
@@ -2124,6 +2400,11 @@ basalt_entry_cudnnSetConvolutionNdDescriptor:
 basalt_entry_cudnnSetDropoutDescriptor:
 	jmp	basalt_cudnnSetDropoutDescriptor
 	.symver	basalt_entry_cudnnSetDropoutDescriptor, cudnnSetDropoutDescriptor@@libcudnn.so.9
+	.globl	basalt_entry_cudnnSetFilter4dDescriptor
+	.type	basalt_entry_cudnnSetFilter4dDescriptor, @function
+basalt_entry_cudnnSetFilter4dDescriptor:
+	jmp	basalt_cudnnSetFilter4dDescriptor
+	.symver	basalt_entry_cudnnSetFilter4dDescriptor, cudnnSetFilter4dDescriptor@@libcudnn.so.9
 	.globl	basalt_entry_cudnnSetFilterNdDescriptor
 	.type	basalt_entry_cudnnSetFilterNdDescriptor, @function
 basalt_entry_cudnnSetFilterNdDescriptor:
@@ -2154,11 +2435,31 @@ basalt_entry_cudnnSetSpatialTransformerNdDescriptor:
 basalt_entry_cudnnSetStream:
 	jmp	basalt_cudnnSetStream
 	.symver	basalt_entry_cudnnSetStream, cudnnSetStream@@libcudnn.so.9
+	.globl	basalt_entry_cudnnSetTensor4dDescriptor
+	.type	basalt_entry_cudnnSetTensor4dDescriptor, @function
+basalt_entry_cudnnSetTensor4dDescriptor:
+	jmp	basalt_cudnnSetTensor4dDescriptor
+	.symver	basalt_entry_cudnnSetTensor4dDescriptor, cudnnSetTensor4dDescriptor@@libcudnn.so.9
+	.globl	basalt_entry_cudnnSetTensor4dDescriptorEx
+	.type	basalt_entry_cudnnSetTensor4dDescriptorEx, @function
+basalt_entry_cudnnSetTensor4dDescriptorEx:
+	jmp	basalt_cudnnSetTensor4dDescriptorEx
+	.symver	basalt_entry_cudnnSetTensor4dDescriptorEx, cudnnSetTensor4dDescriptorEx@@libcudnn.so.9
 	.globl	basalt_entry_cudnnSetTensorNdDescriptor
 	.type	basalt_entry_cudnnSetTensorNdDescriptor, @function
 basalt_entry_cudnnSetTensorNdDescriptor:
 	jmp	basalt_cudnnSetTensorNdDescriptor
 	.symver	basalt_entry_cudnnSetTensorNdDescriptor, cudnnSetTensorNdDescriptor@@libcudnn.so.9
+	.globl	basalt_entry_cudnnSoftmaxBackward
+	.type	basalt_entry_cudnnSoftmaxBackward, @function
+basalt_entry_cudnnSoftmaxBackward:
+	jmp	basalt_cudnnSoftmaxBackward
+	.symver	basalt_entry_cudnnSoftmaxBackward, cudnnSoftmaxBackward@@libcudnn.so.9
+	.globl	basalt_entry_cudnnSoftmaxForward
+	.type	basalt_entry_cudnnSoftmaxForward, @function
+basalt_entry_cudnnSoftmaxForward:
+	jmp	basalt_cudnnSoftmaxForward
+	.symver	basalt_entry_cudnnSoftmaxForward, cudnnSoftmaxForward@@libcudnn.so.9
 	.globl	basalt_entry_cudnnSpatialTfGridGeneratorBackward
 	.type	basalt_entry_cudnnSpatialTfGridGeneratorBackward, @function
 basalt_entry_cudnnSpatialTfGridGeneratorBackward:
@@ -2376,6 +2677,21 @@ basalt_entry_cuptiUnsubscribe:
 basalt_entry_curandCreateGenerator:
 	jmp	basalt_curandCreateGenerator
 	.symver	basalt_entry_curandCreateGenerator, curandCreateGenerator@@libcurand.so.10
+	.globl	basalt_entry_curandCreateGeneratorHost
+	.type	basalt_entry_curandCreateGeneratorHost, @function
+basalt_entry_curandCreateGeneratorHost:
+	jmp	basalt_curandCreateGeneratorHost
+	.symver	basalt_entry_curandCreateGeneratorHost, curandCreateGeneratorHost@@libcurand.so.10
+	.globl	basalt_entry_curandCreatePoissonDistribution
+	.type	basalt_entry_curandCreatePoissonDistribution, @function
+basalt_entry_curandCreatePoissonDistribution:
+	jmp	basalt_curandCreatePoissonDistribution
+	.symver	basalt_entry_curandCreatePoissonDistribution, curandCreatePoissonDistribution@@libcurand.so.10
+	.globl	basalt_entry_curandDestroyDistribution
+	.type	basalt_entry_curandDestroyDistribution, @function
+basalt_entry_curandDestroyDistribution:
+	jmp	basalt_curandDestroyDistribution
+	.symver	basalt_entry_curandDestroyDistribution, curandDestroyDistribution@@libcurand.so.10
 	.globl	basalt_entry_curandDestroyGenerator
 	.type	basalt_entry_curandDestroyGenerator, @function
 basalt_entry_curandDestroyGenerator:
@@ -2386,26 +2702,106 @@ basalt_entry_curandDestroyGenerator:
 basalt_entry_curandGenerate:
 	jmp	basalt_curandGenerate
 	.symver	basalt_entry_curandGenerate, curandGenerate@@libcurand.so.10
+	.globl	basalt_entry_curandGenerateLogNormal
+	.type	basalt_entry_curandGenerateLogNormal, @function
+basalt_entry_curandGenerateLogNormal:
+	jmp	basalt_curandGenerateLogNormal
+	.symver	basalt_entry_curandGenerateLogNormal, curandGenerateLogNormal@@libcurand.so.10
+	.globl	basalt_entry_curandGenerateLogNormalDouble
+	.type	basalt_entry_curandGenerateLogNormalDouble, @function
+basalt_entry_curandGenerateLogNormalDouble:
+	jmp	basalt_curandGenerateLogNormalDouble
+	.symver	basalt_entry_curandGenerateLogNormalDouble, curandGenerateLogNormalDouble@@libcurand.so.10
+	.globl	basalt_entry_curandGenerateLongLong
+	.type	basalt_entry_curandGenerateLongLong, @function
+basalt_entry_curandGenerateLongLong:
+	jmp	basalt_curandGenerateLongLong
+	.symver	basalt_entry_curandGenerateLongLong, curandGenerateLongLong@@libcurand.so.10
 	.globl	basalt_entry_curandGenerateNormal
 	.type	basalt_entry_curandGenerateNormal, @function
 basalt_entry_curandGenerateNormal:
 	jmp	basalt_curandGenerateNormal
 	.symver	basalt_entry_curandGenerateNormal, curandGenerateNormal@@libcurand.so.10
+	.globl	basalt_entry_curandGenerateNormalDouble
+	.type	basalt_entry_curandGenerateNormalDouble, @function
+basalt_entry_curandGenerateNormalDouble:
+	jmp	basalt_curandGenerateNormalDouble
+	.symver	basalt_entry_curandGenerateNormalDouble, curandGenerateNormalDouble@@libcurand.so.10
+	.globl	basalt_entry_curandGeneratePoisson
+	.type	basalt_entry_curandGeneratePoisson, @function
+basalt_entry_curandGeneratePoisson:
+	jmp	basalt_curandGeneratePoisson
+	.symver	basalt_entry_curandGeneratePoisson, curandGeneratePoisson@@libcurand.so.10
+	.globl	basalt_entry_curandGeneratePoissonMethod
+	.type	basalt_entry_curandGeneratePoissonMethod, @function
+basalt_entry_curandGeneratePoissonMethod:
+	jmp	basalt_curandGeneratePoissonMethod
+	.symver	basalt_entry_curandGeneratePoissonMethod, curandGeneratePoissonMethod@@libcurand.so.10
+	.globl	basalt_entry_curandGenerateSeeds
+	.type	basalt_entry_curandGenerateSeeds, @function
+basalt_entry_curandGenerateSeeds:
+	jmp	basalt_curandGenerateSeeds
+	.symver	basalt_entry_curandGenerateSeeds, curandGenerateSeeds@@libcurand.so.10
 	.globl	basalt_entry_curandGenerateUniform
 	.type	basalt_entry_curandGenerateUniform, @function
 basalt_entry_curandGenerateUniform:
 	jmp	basalt_curandGenerateUniform
 	.symver	basalt_entry_curandGenerateUniform, curandGenerateUniform@@libcurand.so.10
+	.globl	basalt_entry_curandGenerateUniformDouble
+	.type	basalt_entry_curandGenerateUniformDouble, @function
+basalt_entry_curandGenerateUniformDouble:
+	jmp	basalt_curandGenerateUniformDouble
+	.symver	basalt_entry_curandGenerateUniformDouble, curandGenerateUniformDouble@@libcurand.so.10
+	.globl	basalt_entry_curandGetDirectionVectors32
+	.type	basalt_entry_curandGetDirectionVectors32, @function
+basalt_entry_curandGetDirectionVectors32:
+	jmp	basalt_curandGetDirectionVectors32
+	.symver	basalt_entry_curandGetDirectionVectors32, curandGetDirectionVectors32@@libcurand.so.10
+	.globl	basalt_entry_curandGetDirectionVectors64
+	.type	basalt_entry_curandGetDirectionVectors64, @function
+basalt_entry_curandGetDirectionVectors64:
+	jmp	basalt_curandGetDirectionVectors64
+	.symver	basalt_entry_curandGetDirectionVectors64, curandGetDirectionVectors64@@libcurand.so.10
+	.globl	basalt_entry_curandGetProperty
+	.type	basalt_entry_curandGetProperty, @function
+basalt_entry_curandGetProperty:
+	jmp	basalt_curandGetProperty
+	.symver	basalt_entry_curandGetProperty, curandGetProperty@@libcurand.so.10
+	.globl	basalt_entry_curandGetScrambleConstants32
+	.type	basalt_entry_curandGetScrambleConstants32, @function
+basalt_entry_curandGetScrambleConstants32:
+	jmp	basalt_curandGetScrambleConstants32
+	.symver	basalt_entry_curandGetScrambleConstants32, curandGetScrambleConstants32@@libcurand.so.10
+	.globl	basalt_entry_curandGetScrambleConstants64
+	.type	basalt_entry_curandGetScrambleConstants64, @function
+basalt_entry_curandGetScrambleConstants64:
+	jmp	basalt_curandGetScrambleConstants64
+	.symver	basalt_entry_curandGetScrambleConstants64, curandGetScrambleConstants64@@libcurand.so.10
+	.globl	basalt_entry_curandGetVersion
+	.type	basalt_entry_curandGetVersion, @function
+basalt_entry_curandGetVersion:
+	jmp	basalt_curandGetVersion
+	.symver	basalt_entry_curandGetVersion, curandGetVersion@@libcurand.so.10
 	.globl	basalt_entry_curandSetGeneratorOffset
 	.type	basalt_entry_curandSetGeneratorOffset, @function
 basalt_entry_curandSetGeneratorOffset:
 	jmp	basalt_curandSetGeneratorOffset
 	.symver	basalt_entry_curandSetGeneratorOffset, curandSetGeneratorOffset@@libcurand.so.10
+	.globl	basalt_entry_curandSetGeneratorOrdering
+	.type	basalt_entry_curandSetGeneratorOrdering, @function
+basalt_entry_curandSetGeneratorOrdering:
+	jmp	basalt_curandSetGeneratorOrdering
+	.symver	basalt_entry_curandSetGeneratorOrdering, curandSetGeneratorOrdering@@libcurand.so.10
 	.globl	basalt_entry_curandSetPseudoRandomGeneratorSeed
 	.type	basalt_entry_curandSetPseudoRandomGeneratorSeed, @function
 basalt_entry_curandSetPseudoRandomGeneratorSeed:
 	jmp	basalt_curandSetPseudoRandomGeneratorSeed
 	.symver	basalt_entry_curandSetPseudoRandomGeneratorSeed, curandSetPseudoRandomGeneratorSeed@@libcurand.so.10
+	.globl	basalt_entry_curandSetQuasiRandomGeneratorDimensions
+	.type	basalt_entry_curandSetQuasiRandomGeneratorDimensions, @function
+basalt_entry_curandSetQuasiRandomGeneratorDimensions:
+	jmp	basalt_curandSetQuasiRandomGeneratorDimensions
+	.symver	basalt_entry_curandSetQuasiRandomGeneratorDimensions, curandSetQuasiRandomGeneratorDimensions@@libcurand.so.10
 	.globl	basalt_entry_curandSetStream
 	.type	basalt_entry_curandSetStream, @function
 basalt_entry_curandSetStream:

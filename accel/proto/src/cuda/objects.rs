@@ -51,3 +51,11 @@ pub enum CudnnHandleT {}
 impl Kind for CudnnHandleT {
     const C_TYPE: &'static str = "cudnnHandle_t";
 }
+
+/// `curandGenerator_t`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum CurandGeneratorT {}
+
+impl Kind for CurandGeneratorT {
+    const C_TYPE: &'static str = "curandGenerator_t";
+}

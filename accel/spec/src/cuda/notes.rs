@@ -81,5 +81,7 @@ pub(crate) struct WordsNote {
     #[serde(default)]
     pub(crate) device: bool,
     #[serde(default)]
+    pub(crate) bulk: bool,
+    #[serde(default)]
     pub(crate) null: bool,
 }
