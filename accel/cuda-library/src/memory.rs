@@ -13,6 +13,8 @@ const MOST: usize = 1 << 20;
 #[derive(Debug, Default)]
 pub(crate) struct Memory {
     ranges: BTreeMap<u64, u64>,
+    /// Those of modules' variables, which go with their modules.
+    variables: BTreeMap<u64, u64>,
     used: u64,
 }
 
@@ -24,7 +26,7 @@ impl Memory {
 
     /// Whether there can be one more.
     pub(crate) fn has_room(&self) -> Result<(), Failure> {
-        if self.ranges.len() < MOST {
+        if self.ranges.len() + self.variables.len() < MOST {
             Ok(())
         } else {
             Err(Failure::OutOfMemory)
@@ -37,6 +39,11 @@ impl Memory {
             self.used -= before;
         }
         self.used += length;
+    }
+
+    /// A variable of a module.
+    pub(crate) fn add_variable(&mut self, begin: u64, length: u64) {
+        self.variables.insert(begin, length);
     }
 
     /// How long the one is that begins there.
@@ -54,8 +61,10 @@ impl Memory {
     /// Whether so many bytes from there on are in one of them.
     pub(crate) fn check(&self, begin: u64, length: u64) -> Result<(), Failure> {
         let end = begin.checked_add(length).ok_or(Failure::IllegalAddress)?;
-        let range = self.ranges.range(..=begin).next_back();
-        let within = range.is_some_and(|(other, length)| begin - other < *length && end - other <= *length);
+        let within = [&self.ranges, &self.variables].into_iter().any(|ranges| {
+            let range = ranges.range(..=begin).next_back();
+            range.is_some_and(|(other, length)| begin - other < *length && end - other <= *length)
+        });
         if within { Ok(()) } else { Err(Failure::IllegalAddress) }
     }
 
@@ -74,6 +83,7 @@ impl Memory {
     /// Beginnings and lengths of all of them, which are none any more.
     pub(crate) fn take_all(&mut self) -> BTreeMap<u64, u64> {
         self.used = 0;
+        self.variables.clear();
         std::mem::take(&mut self.ranges)
     }
 }
@@ -99,6 +109,10 @@ mod tests {
             );
         }
         assert_eq!(memory.length(1001), Err(Failure::InvalidValue));
+        memory.add_variable(5000, 4);
+        assert_eq!((memory.used(), memory.check(5000, 4)), (150, Ok(())));
+        assert_eq!(memory.check(5000, 5), Err(Failure::IllegalAddress));
+        assert_eq!(memory.length(5000), Err(Failure::InvalidValue), "nobody can free it");
         memory.remove(1000);
         assert_eq!(
             (memory.used(), memory.check(1000, 1)),

@@ -47,6 +47,9 @@ pub trait Arena {
     /// Where bytes of it are, which may change at any time; nothing if they are not in it. It stays until [`State::end`].
     fn address(&self, span: Span) -> Option<*mut u8>;
 
+    /// Copies bytes of it; whether they are in it.
+    fn read(&self, span: Span, into: &mut [u8]) -> bool;
+
     /// How many bytes it has.
     fn length(&self) -> u64;
 }
@@ -268,6 +271,11 @@ impl Context<'_> {
             self.state.pinned = Some(self.pin());
         }
         Ok(place.cast())
+    }
+
+    /// Copies bytes of the arena; whether they are in it.
+    pub(crate) fn read(&self, span: Span, into: &mut [u8]) -> bool {
+        self.arena.read(span, into)
     }
 
     fn pin(&self) -> Option<usize> {

@@ -4,7 +4,7 @@
 #![allow(unsafe_code, reason = "these are calls of functions of C")]
 #![allow(non_snake_case, reason = "names are C's")]
 
-use accel_proto::cuda as calls;
+use accel_proto::cuda::{self as calls, AnyReply};
 
 use crate::bytes::Scalar;
 use crate::failure::{Failure, check, number};
@@ -21,6 +21,68 @@ pub(crate) fn cublasCreate_v2(cx: &mut Context<'_>, call: &calls::CublasCreateV2
     let status = unsafe { function((&raw mut handle).cast()) };
     check(status)?;
     cx.made(call.handle, handle);
+    Ok(())
+}
+
+/// `cublasDasum_v2`.
+pub(crate) fn cublasDasum_v2(cx: &mut Context<'_>, call: &calls::CublasDasumV2) -> Result<(), Failure> {
+    let function = cx.libraries.cublas()?.cublasDasum_v2()?;
+    let handle = cx.object(call.handle)?;
+    let x = cx.device(call.x)?;
+    let mut result: f64 = 0.0;
+    // SAFETY: 1. the function has these types; 2. objects and addresses were looked up among the client's; 3. places and lists
+    // have room for what it reads and writes, and live until it returns.
+    let status = unsafe { function(handle, call.n, x, call.incx, (&raw mut result).cast()) };
+    check(status)?;
+    cx.answer(&AnyReply::CublasDasumV2(calls::CublasDasumV2Reply {
+        status: 0,
+        result: result.to_bits(),
+    }));
+    Ok(())
+}
+
+/// `cublasDaxpy_v2`.
+pub(crate) fn cublasDaxpy_v2(cx: &mut Context<'_>, call: &calls::CublasDaxpyV2<'_>) -> Result<(), Failure> {
+    let function = cx.libraries.cublas()?.cublasDaxpy_v2()?;
+    let handle = cx.object(call.handle)?;
+    let alpha = Scalar::new(&call.alpha)?;
+    let x = cx.device(call.x)?;
+    let y = cx.device(call.y)?;
+    // SAFETY: 1. the function has these types; 2. objects and addresses were looked up among the client's; 3. places and lists
+    // have room for what it reads and writes, and live until it returns.
+    let status = unsafe { function(handle, call.n, alpha.address(), x, call.incx, y, call.incy) };
+    check(status)?;
+    Ok(())
+}
+
+/// `cublasDcopy_v2`.
+pub(crate) fn cublasDcopy_v2(cx: &mut Context<'_>, call: &calls::CublasDcopyV2) -> Result<(), Failure> {
+    let function = cx.libraries.cublas()?.cublasDcopy_v2()?;
+    let handle = cx.object(call.handle)?;
+    let x = cx.device(call.x)?;
+    let y = cx.device(call.y)?;
+    // SAFETY: 1. the function has these types; 2. objects and addresses were looked up among the client's; 3. places and lists
+    // have room for what it reads and writes, and live until it returns.
+    let status = unsafe { function(handle, call.n, x, call.incx, y, call.incy) };
+    check(status)?;
+    Ok(())
+}
+
+/// `cublasDdot_v2`.
+pub(crate) fn cublasDdot_v2(cx: &mut Context<'_>, call: &calls::CublasDdotV2) -> Result<(), Failure> {
+    let function = cx.libraries.cublas()?.cublasDdot_v2()?;
+    let handle = cx.object(call.handle)?;
+    let x = cx.device(call.x)?;
+    let y = cx.device(call.y)?;
+    let mut result: f64 = 0.0;
+    // SAFETY: 1. the function has these types; 2. objects and addresses were looked up among the client's; 3. places and lists
+    // have room for what it reads and writes, and live until it returns.
+    let status = unsafe { function(handle, call.n, x, call.incx, y, call.incy, (&raw mut result).cast()) };
+    check(status)?;
+    cx.answer(&AnyReply::CublasDdotV2(calls::CublasDdotV2Reply {
+        status: 0,
+        result: result.to_bits(),
+    }));
     Ok(())
 }
 
@@ -139,6 +201,64 @@ pub(crate) fn cublasDgemv_v2(cx: &mut Context<'_>, call: &calls::CublasDgemvV2<'
     Ok(())
 }
 
+/// `cublasDger_v2`.
+pub(crate) fn cublasDger_v2(cx: &mut Context<'_>, call: &calls::CublasDgerV2<'_>) -> Result<(), Failure> {
+    let function = cx.libraries.cublas()?.cublasDger_v2()?;
+    let handle = cx.object(call.handle)?;
+    let alpha = Scalar::new(&call.alpha)?;
+    let x = cx.device(call.x)?;
+    let y = cx.device(call.y)?;
+    let a = cx.device(call.a)?;
+    // SAFETY: 1. the function has these types; 2. objects and addresses were looked up among the client's; 3. places and lists
+    // have room for what it reads and writes, and live until it returns.
+    let status = unsafe {
+        function(
+            handle,
+            call.m,
+            call.n,
+            alpha.address(),
+            x,
+            call.incx,
+            y,
+            call.incy,
+            a,
+            call.lda,
+        )
+    };
+    check(status)?;
+    Ok(())
+}
+
+/// `cublasDnrm2_v2`.
+pub(crate) fn cublasDnrm2_v2(cx: &mut Context<'_>, call: &calls::CublasDnrm2V2) -> Result<(), Failure> {
+    let function = cx.libraries.cublas()?.cublasDnrm2_v2()?;
+    let handle = cx.object(call.handle)?;
+    let x = cx.device(call.x)?;
+    let mut result: f64 = 0.0;
+    // SAFETY: 1. the function has these types; 2. objects and addresses were looked up among the client's; 3. places and lists
+    // have room for what it reads and writes, and live until it returns.
+    let status = unsafe { function(handle, call.n, x, call.incx, (&raw mut result).cast()) };
+    check(status)?;
+    cx.answer(&AnyReply::CublasDnrm2V2(calls::CublasDnrm2V2Reply {
+        status: 0,
+        result: result.to_bits(),
+    }));
+    Ok(())
+}
+
+/// `cublasDscal_v2`.
+pub(crate) fn cublasDscal_v2(cx: &mut Context<'_>, call: &calls::CublasDscalV2<'_>) -> Result<(), Failure> {
+    let function = cx.libraries.cublas()?.cublasDscal_v2()?;
+    let handle = cx.object(call.handle)?;
+    let alpha = Scalar::new(&call.alpha)?;
+    let x = cx.device(call.x)?;
+    // SAFETY: 1. the function has these types; 2. objects and addresses were looked up among the client's; 3. places and lists
+    // have room for what it reads and writes, and live until it returns.
+    let status = unsafe { function(handle, call.n, alpha.address(), x, call.incx) };
+    check(status)?;
+    Ok(())
+}
+
 /// `cublasGemmEx`.
 pub(crate) fn cublasGemmEx(cx: &mut Context<'_>, call: &calls::CublasGemmEx<'_>) -> Result<(), Failure> {
     let function = cx.libraries.cublas()?.cublasGemmEx()?;
@@ -219,6 +339,102 @@ pub(crate) fn cublasGemmStridedBatchedEx(
         )
     };
     check(status)?;
+    Ok(())
+}
+
+/// `cublasIdamax_v2`.
+pub(crate) fn cublasIdamax_v2(cx: &mut Context<'_>, call: &calls::CublasIdamaxV2) -> Result<(), Failure> {
+    let function = cx.libraries.cublas()?.cublasIdamax_v2()?;
+    let handle = cx.object(call.handle)?;
+    let x = cx.device(call.x)?;
+    let mut result: i32 = 0;
+    // SAFETY: 1. the function has these types; 2. objects and addresses were looked up among the client's; 3. places and lists
+    // have room for what it reads and writes, and live until it returns.
+    let status = unsafe { function(handle, call.n, x, call.incx, (&raw mut result).cast()) };
+    check(status)?;
+    cx.answer(&AnyReply::CublasIdamaxV2(calls::CublasIdamaxV2Reply {
+        status: 0,
+        result,
+    }));
+    Ok(())
+}
+
+/// `cublasIsamax_v2`.
+pub(crate) fn cublasIsamax_v2(cx: &mut Context<'_>, call: &calls::CublasIsamaxV2) -> Result<(), Failure> {
+    let function = cx.libraries.cublas()?.cublasIsamax_v2()?;
+    let handle = cx.object(call.handle)?;
+    let x = cx.device(call.x)?;
+    let mut result: i32 = 0;
+    // SAFETY: 1. the function has these types; 2. objects and addresses were looked up among the client's; 3. places and lists
+    // have room for what it reads and writes, and live until it returns.
+    let status = unsafe { function(handle, call.n, x, call.incx, (&raw mut result).cast()) };
+    check(status)?;
+    cx.answer(&AnyReply::CublasIsamaxV2(calls::CublasIsamaxV2Reply {
+        status: 0,
+        result,
+    }));
+    Ok(())
+}
+
+/// `cublasSasum_v2`.
+pub(crate) fn cublasSasum_v2(cx: &mut Context<'_>, call: &calls::CublasSasumV2) -> Result<(), Failure> {
+    let function = cx.libraries.cublas()?.cublasSasum_v2()?;
+    let handle = cx.object(call.handle)?;
+    let x = cx.device(call.x)?;
+    let mut result: f32 = 0.0;
+    // SAFETY: 1. the function has these types; 2. objects and addresses were looked up among the client's; 3. places and lists
+    // have room for what it reads and writes, and live until it returns.
+    let status = unsafe { function(handle, call.n, x, call.incx, (&raw mut result).cast()) };
+    check(status)?;
+    cx.answer(&AnyReply::CublasSasumV2(calls::CublasSasumV2Reply {
+        status: 0,
+        result: result.to_bits(),
+    }));
+    Ok(())
+}
+
+/// `cublasSaxpy_v2`.
+pub(crate) fn cublasSaxpy_v2(cx: &mut Context<'_>, call: &calls::CublasSaxpyV2<'_>) -> Result<(), Failure> {
+    let function = cx.libraries.cublas()?.cublasSaxpy_v2()?;
+    let handle = cx.object(call.handle)?;
+    let alpha = Scalar::new(&call.alpha)?;
+    let x = cx.device(call.x)?;
+    let y = cx.device(call.y)?;
+    // SAFETY: 1. the function has these types; 2. objects and addresses were looked up among the client's; 3. places and lists
+    // have room for what it reads and writes, and live until it returns.
+    let status = unsafe { function(handle, call.n, alpha.address(), x, call.incx, y, call.incy) };
+    check(status)?;
+    Ok(())
+}
+
+/// `cublasScopy_v2`.
+pub(crate) fn cublasScopy_v2(cx: &mut Context<'_>, call: &calls::CublasScopyV2) -> Result<(), Failure> {
+    let function = cx.libraries.cublas()?.cublasScopy_v2()?;
+    let handle = cx.object(call.handle)?;
+    let x = cx.device(call.x)?;
+    let y = cx.device(call.y)?;
+    // SAFETY: 1. the function has these types; 2. objects and addresses were looked up among the client's; 3. places and lists
+    // have room for what it reads and writes, and live until it returns.
+    let status = unsafe { function(handle, call.n, x, call.incx, y, call.incy) };
+    check(status)?;
+    Ok(())
+}
+
+/// `cublasSdot_v2`.
+pub(crate) fn cublasSdot_v2(cx: &mut Context<'_>, call: &calls::CublasSdotV2) -> Result<(), Failure> {
+    let function = cx.libraries.cublas()?.cublasSdot_v2()?;
+    let handle = cx.object(call.handle)?;
+    let x = cx.device(call.x)?;
+    let y = cx.device(call.y)?;
+    let mut result: f32 = 0.0;
+    // SAFETY: 1. the function has these types; 2. objects and addresses were looked up among the client's; 3. places and lists
+    // have room for what it reads and writes, and live until it returns.
+    let status = unsafe { function(handle, call.n, x, call.incx, y, call.incy, (&raw mut result).cast()) };
+    check(status)?;
+    cx.answer(&AnyReply::CublasSdotV2(calls::CublasSdotV2Reply {
+        status: 0,
+        result: result.to_bits(),
+    }));
     Ok(())
 }
 
@@ -357,6 +573,64 @@ pub(crate) fn cublasSgemv_v2(cx: &mut Context<'_>, call: &calls::CublasSgemvV2<'
             call.incy,
         )
     };
+    check(status)?;
+    Ok(())
+}
+
+/// `cublasSger_v2`.
+pub(crate) fn cublasSger_v2(cx: &mut Context<'_>, call: &calls::CublasSgerV2<'_>) -> Result<(), Failure> {
+    let function = cx.libraries.cublas()?.cublasSger_v2()?;
+    let handle = cx.object(call.handle)?;
+    let alpha = Scalar::new(&call.alpha)?;
+    let x = cx.device(call.x)?;
+    let y = cx.device(call.y)?;
+    let a = cx.device(call.a)?;
+    // SAFETY: 1. the function has these types; 2. objects and addresses were looked up among the client's; 3. places and lists
+    // have room for what it reads and writes, and live until it returns.
+    let status = unsafe {
+        function(
+            handle,
+            call.m,
+            call.n,
+            alpha.address(),
+            x,
+            call.incx,
+            y,
+            call.incy,
+            a,
+            call.lda,
+        )
+    };
+    check(status)?;
+    Ok(())
+}
+
+/// `cublasSnrm2_v2`.
+pub(crate) fn cublasSnrm2_v2(cx: &mut Context<'_>, call: &calls::CublasSnrm2V2) -> Result<(), Failure> {
+    let function = cx.libraries.cublas()?.cublasSnrm2_v2()?;
+    let handle = cx.object(call.handle)?;
+    let x = cx.device(call.x)?;
+    let mut result: f32 = 0.0;
+    // SAFETY: 1. the function has these types; 2. objects and addresses were looked up among the client's; 3. places and lists
+    // have room for what it reads and writes, and live until it returns.
+    let status = unsafe { function(handle, call.n, x, call.incx, (&raw mut result).cast()) };
+    check(status)?;
+    cx.answer(&AnyReply::CublasSnrm2V2(calls::CublasSnrm2V2Reply {
+        status: 0,
+        result: result.to_bits(),
+    }));
+    Ok(())
+}
+
+/// `cublasSscal_v2`.
+pub(crate) fn cublasSscal_v2(cx: &mut Context<'_>, call: &calls::CublasSscalV2<'_>) -> Result<(), Failure> {
+    let function = cx.libraries.cublas()?.cublasSscal_v2()?;
+    let handle = cx.object(call.handle)?;
+    let alpha = Scalar::new(&call.alpha)?;
+    let x = cx.device(call.x)?;
+    // SAFETY: 1. the function has these types; 2. objects and addresses were looked up among the client's; 3. places and lists
+    // have room for what it reads and writes, and live until it returns.
+    let status = unsafe { function(handle, call.n, alpha.address(), x, call.incx) };
     check(status)?;
     Ok(())
 }

@@ -197,6 +197,22 @@ pub(crate) fn cudaStreamCreate(cx: &mut Context<'_>, call: &calls::CudaStreamCre
     Ok(())
 }
 
+/// `cudaStreamCreateWithFlags`.
+pub(crate) fn cudaStreamCreateWithFlags(
+    cx: &mut Context<'_>,
+    call: &calls::CudaStreamCreateWithFlags,
+) -> Result<(), Failure> {
+    let function = cx.libraries.cudart()?.cudaStreamCreateWithFlags()?;
+    cx.can_make(call.p_stream)?;
+    let mut p_stream: P = std::ptr::null_mut();
+    // SAFETY: 1. the function has these types; 2. objects and addresses were looked up among the client's; 3. places and lists
+    // have room for what it reads and writes, and live until it returns.
+    let status = unsafe { function((&raw mut p_stream).cast(), call.flags) };
+    check(status)?;
+    cx.made(call.p_stream, p_stream);
+    Ok(())
+}
+
 /// `cudaStreamCreateWithPriority`.
 pub(crate) fn cudaStreamCreateWithPriority(
     cx: &mut Context<'_>,

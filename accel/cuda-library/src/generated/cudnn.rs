@@ -12,6 +12,147 @@ use crate::failure::{Failure, check, number};
 use crate::state::Context;
 use crate::table::P;
 
+/// `cudnnActivationBackward`.
+pub(crate) fn cudnnActivationBackward(
+    cx: &mut Context<'_>,
+    call: &calls::CudnnActivationBackward<'_>,
+) -> Result<(), Failure> {
+    let function = cx.libraries.cudnn()?.cudnnActivationBackward()?;
+    let handle = cx.object(call.handle)?;
+    let activation_desc = cx.descriptor("cudnnActivationDescriptor_t", &call.activation_desc)?;
+    let alpha = Scalar::new(&call.alpha)?;
+    let y_desc = cx.descriptor("cudnnTensorDescriptor_t", &call.y_desc)?;
+    let y = cx.device(call.y)?;
+    let dy_desc = cx.descriptor("cudnnTensorDescriptor_t", &call.dy_desc)?;
+    let dy = cx.device(call.dy)?;
+    let x_desc = cx.descriptor("cudnnTensorDescriptor_t", &call.x_desc)?;
+    let x = cx.device(call.x)?;
+    let beta = Scalar::new(&call.beta)?;
+    let dx_desc = cx.descriptor("cudnnTensorDescriptor_t", &call.dx_desc)?;
+    let dx = cx.device(call.dx)?;
+    // SAFETY: 1. the function has these types; 2. objects and addresses were looked up among the client's; 3. places and lists
+    // have room for what it reads and writes, and live until it returns.
+    let status = unsafe {
+        function(
+            handle,
+            activation_desc,
+            alpha.address(),
+            y_desc,
+            y,
+            dy_desc,
+            dy,
+            x_desc,
+            x,
+            beta.address(),
+            dx_desc,
+            dx,
+        )
+    };
+    check(status)?;
+    Ok(())
+}
+
+/// `cudnnActivationForward`.
+pub(crate) fn cudnnActivationForward(
+    cx: &mut Context<'_>,
+    call: &calls::CudnnActivationForward<'_>,
+) -> Result<(), Failure> {
+    let function = cx.libraries.cudnn()?.cudnnActivationForward()?;
+    let handle = cx.object(call.handle)?;
+    let activation_desc = cx.descriptor("cudnnActivationDescriptor_t", &call.activation_desc)?;
+    let alpha = Scalar::new(&call.alpha)?;
+    let x_desc = cx.descriptor("cudnnTensorDescriptor_t", &call.x_desc)?;
+    let x = cx.device(call.x)?;
+    let beta = Scalar::new(&call.beta)?;
+    let y_desc = cx.descriptor("cudnnTensorDescriptor_t", &call.y_desc)?;
+    let y = cx.device(call.y)?;
+    // SAFETY: 1. the function has these types; 2. objects and addresses were looked up among the client's; 3. places and lists
+    // have room for what it reads and writes, and live until it returns.
+    let status = unsafe {
+        function(
+            handle,
+            activation_desc,
+            alpha.address(),
+            x_desc,
+            x,
+            beta.address(),
+            y_desc,
+            y,
+        )
+    };
+    check(status)?;
+    Ok(())
+}
+
+/// `cudnnAddTensor`.
+pub(crate) fn cudnnAddTensor(cx: &mut Context<'_>, call: &calls::CudnnAddTensor<'_>) -> Result<(), Failure> {
+    let function = cx.libraries.cudnn()?.cudnnAddTensor()?;
+    let handle = cx.object(call.handle)?;
+    let alpha = Scalar::new(&call.alpha)?;
+    let a_desc = cx.descriptor("cudnnTensorDescriptor_t", &call.a_desc)?;
+    let a = cx.device(call.a)?;
+    let beta = Scalar::new(&call.beta)?;
+    let c_desc = cx.descriptor("cudnnTensorDescriptor_t", &call.c_desc)?;
+    let c = cx.device(call.c)?;
+    // SAFETY: 1. the function has these types; 2. objects and addresses were looked up among the client's; 3. places and lists
+    // have room for what it reads and writes, and live until it returns.
+    let status = unsafe { function(handle, alpha.address(), a_desc, a, beta.address(), c_desc, c) };
+    check(status)?;
+    Ok(())
+}
+
+/// `cudnnBatchNormalizationBackward`.
+pub(crate) fn cudnnBatchNormalizationBackward(
+    cx: &mut Context<'_>,
+    call: &calls::CudnnBatchNormalizationBackward<'_>,
+) -> Result<(), Failure> {
+    let function = cx.libraries.cudnn()?.cudnnBatchNormalizationBackward()?;
+    let handle = cx.object(call.handle)?;
+    let alpha_data_diff = Scalar::new(&call.alpha_data_diff)?;
+    let beta_data_diff = Scalar::new(&call.beta_data_diff)?;
+    let alpha_param_diff = Scalar::new(&call.alpha_param_diff)?;
+    let beta_param_diff = Scalar::new(&call.beta_param_diff)?;
+    let x_desc = cx.descriptor("cudnnTensorDescriptor_t", &call.x_desc)?;
+    let x = cx.device(call.x)?;
+    let dy_desc = cx.descriptor("cudnnTensorDescriptor_t", &call.dy_desc)?;
+    let dy = cx.device(call.dy)?;
+    let dx_desc = cx.descriptor("cudnnTensorDescriptor_t", &call.dx_desc)?;
+    let dx = cx.device(call.dx)?;
+    let d_bn_scale_bias_desc = cx.descriptor("cudnnTensorDescriptor_t", &call.d_bn_scale_bias_desc)?;
+    let bn_scale = cx.device(call.bn_scale)?;
+    let d_bn_scale_result = cx.device(call.d_bn_scale_result)?;
+    let d_bn_bias_result = cx.device(call.d_bn_bias_result)?;
+    let saved_mean = cx.device(call.saved_mean)?;
+    let saved_inv_variance = cx.device(call.saved_inv_variance)?;
+    // SAFETY: 1. the function has these types; 2. objects and addresses were looked up among the client's; 3. places and lists
+    // have room for what it reads and writes, and live until it returns.
+    let status = unsafe {
+        function(
+            handle,
+            call.mode,
+            alpha_data_diff.address(),
+            beta_data_diff.address(),
+            alpha_param_diff.address(),
+            beta_param_diff.address(),
+            x_desc,
+            x,
+            dy_desc,
+            dy,
+            dx_desc,
+            dx,
+            d_bn_scale_bias_desc,
+            bn_scale,
+            d_bn_scale_result,
+            d_bn_bias_result,
+            f64::from_bits(call.epsilon),
+            saved_mean,
+            saved_inv_variance,
+        )
+    };
+    check(status)?;
+    Ok(())
+}
+
 /// `cudnnBatchNormalizationBackwardEx`.
 pub(crate) fn cudnnBatchNormalizationBackwardEx(
     cx: &mut Context<'_>,
@@ -125,6 +266,53 @@ pub(crate) fn cudnnBatchNormalizationForwardInference(
     Ok(())
 }
 
+/// `cudnnBatchNormalizationForwardTraining`.
+pub(crate) fn cudnnBatchNormalizationForwardTraining(
+    cx: &mut Context<'_>,
+    call: &calls::CudnnBatchNormalizationForwardTraining<'_>,
+) -> Result<(), Failure> {
+    let function = cx.libraries.cudnn()?.cudnnBatchNormalizationForwardTraining()?;
+    let handle = cx.object(call.handle)?;
+    let alpha = Scalar::new(&call.alpha)?;
+    let beta = Scalar::new(&call.beta)?;
+    let x_desc = cx.descriptor("cudnnTensorDescriptor_t", &call.x_desc)?;
+    let x = cx.device(call.x)?;
+    let y_desc = cx.descriptor("cudnnTensorDescriptor_t", &call.y_desc)?;
+    let y = cx.device(call.y)?;
+    let bn_scale_bias_mean_var_desc = cx.descriptor("cudnnTensorDescriptor_t", &call.bn_scale_bias_mean_var_desc)?;
+    let bn_scale = cx.device(call.bn_scale)?;
+    let bn_bias = cx.device(call.bn_bias)?;
+    let result_running_mean = cx.device(call.result_running_mean)?;
+    let result_running_variance = cx.device(call.result_running_variance)?;
+    let result_save_mean = cx.device(call.result_save_mean)?;
+    let result_save_inv_variance = cx.device(call.result_save_inv_variance)?;
+    // SAFETY: 1. the function has these types; 2. objects and addresses were looked up among the client's; 3. places and lists
+    // have room for what it reads and writes, and live until it returns.
+    let status = unsafe {
+        function(
+            handle,
+            call.mode,
+            alpha.address(),
+            beta.address(),
+            x_desc,
+            x,
+            y_desc,
+            y,
+            bn_scale_bias_mean_var_desc,
+            bn_scale,
+            bn_bias,
+            f64::from_bits(call.exponential_average_factor),
+            result_running_mean,
+            result_running_variance,
+            f64::from_bits(call.epsilon),
+            result_save_mean,
+            result_save_inv_variance,
+        )
+    };
+    check(status)?;
+    Ok(())
+}
+
 /// `cudnnBatchNormalizationForwardTrainingEx`.
 pub(crate) fn cudnnBatchNormalizationForwardTrainingEx(
     cx: &mut Context<'_>,
@@ -181,6 +369,26 @@ pub(crate) fn cudnnBatchNormalizationForwardTrainingEx(
             number(call.reserve_space_size_in_bytes)?,
         )
     };
+    check(status)?;
+    Ok(())
+}
+
+/// `cudnnConvolutionBackwardBias`.
+pub(crate) fn cudnnConvolutionBackwardBias(
+    cx: &mut Context<'_>,
+    call: &calls::CudnnConvolutionBackwardBias<'_>,
+) -> Result<(), Failure> {
+    let function = cx.libraries.cudnn()?.cudnnConvolutionBackwardBias()?;
+    let handle = cx.object(call.handle)?;
+    let alpha = Scalar::new(&call.alpha)?;
+    let dy_desc = cx.descriptor("cudnnTensorDescriptor_t", &call.dy_desc)?;
+    let dy = cx.device(call.dy)?;
+    let beta = Scalar::new(&call.beta)?;
+    let db_desc = cx.descriptor("cudnnTensorDescriptor_t", &call.db_desc)?;
+    let db = cx.device(call.db)?;
+    // SAFETY: 1. the function has these types; 2. objects and addresses were looked up among the client's; 3. places and lists
+    // have room for what it reads and writes, and live until it returns.
+    let status = unsafe { function(handle, alpha.address(), dy_desc, dy, beta.address(), db_desc, db) };
     check(status)?;
     Ok(())
 }
@@ -669,6 +877,46 @@ pub(crate) fn cudnnGetConvolutionForwardWorkspaceSize(
     Ok(())
 }
 
+/// `cudnnPoolingBackward`.
+pub(crate) fn cudnnPoolingBackward(
+    cx: &mut Context<'_>,
+    call: &calls::CudnnPoolingBackward<'_>,
+) -> Result<(), Failure> {
+    let function = cx.libraries.cudnn()?.cudnnPoolingBackward()?;
+    let handle = cx.object(call.handle)?;
+    let pooling_desc = cx.descriptor("cudnnPoolingDescriptor_t", &call.pooling_desc)?;
+    let alpha = Scalar::new(&call.alpha)?;
+    let y_desc = cx.descriptor("cudnnTensorDescriptor_t", &call.y_desc)?;
+    let y = cx.device(call.y)?;
+    let dy_desc = cx.descriptor("cudnnTensorDescriptor_t", &call.dy_desc)?;
+    let dy = cx.device(call.dy)?;
+    let x_desc = cx.descriptor("cudnnTensorDescriptor_t", &call.x_desc)?;
+    let x = cx.device(call.x)?;
+    let beta = Scalar::new(&call.beta)?;
+    let dx_desc = cx.descriptor("cudnnTensorDescriptor_t", &call.dx_desc)?;
+    let dx = cx.device(call.dx)?;
+    // SAFETY: 1. the function has these types; 2. objects and addresses were looked up among the client's; 3. places and lists
+    // have room for what it reads and writes, and live until it returns.
+    let status = unsafe {
+        function(
+            handle,
+            pooling_desc,
+            alpha.address(),
+            y_desc,
+            y,
+            dy_desc,
+            dy,
+            x_desc,
+            x,
+            beta.address(),
+            dx_desc,
+            dx,
+        )
+    };
+    check(status)?;
+    Ok(())
+}
+
 /// `cudnnPoolingForward`.
 pub(crate) fn cudnnPoolingForward(cx: &mut Context<'_>, call: &calls::CudnnPoolingForward<'_>) -> Result<(), Failure> {
     let function = cx.libraries.cudnn()?.cudnnPoolingForward()?;
@@ -706,6 +954,71 @@ pub(crate) fn cudnnSetStream(cx: &mut Context<'_>, call: &calls::CudnnSetStream)
     // SAFETY: 1. the function has these types; 2. objects and addresses were looked up among the client's; 3. places and lists
     // have room for what it reads and writes, and live until it returns.
     let status = unsafe { function(handle, stream_id) };
+    check(status)?;
+    Ok(())
+}
+
+/// `cudnnSoftmaxBackward`.
+pub(crate) fn cudnnSoftmaxBackward(
+    cx: &mut Context<'_>,
+    call: &calls::CudnnSoftmaxBackward<'_>,
+) -> Result<(), Failure> {
+    let function = cx.libraries.cudnn()?.cudnnSoftmaxBackward()?;
+    let handle = cx.object(call.handle)?;
+    let alpha = Scalar::new(&call.alpha)?;
+    let y_desc = cx.descriptor("cudnnTensorDescriptor_t", &call.y_desc)?;
+    let y = cx.device(call.y)?;
+    let dy_desc = cx.descriptor("cudnnTensorDescriptor_t", &call.dy_desc)?;
+    let dy = cx.device(call.dy)?;
+    let beta = Scalar::new(&call.beta)?;
+    let dx_desc = cx.descriptor("cudnnTensorDescriptor_t", &call.dx_desc)?;
+    let dx = cx.device(call.dx)?;
+    // SAFETY: 1. the function has these types; 2. objects and addresses were looked up among the client's; 3. places and lists
+    // have room for what it reads and writes, and live until it returns.
+    let status = unsafe {
+        function(
+            handle,
+            call.algo,
+            call.mode,
+            alpha.address(),
+            y_desc,
+            y,
+            dy_desc,
+            dy,
+            beta.address(),
+            dx_desc,
+            dx,
+        )
+    };
+    check(status)?;
+    Ok(())
+}
+
+/// `cudnnSoftmaxForward`.
+pub(crate) fn cudnnSoftmaxForward(cx: &mut Context<'_>, call: &calls::CudnnSoftmaxForward<'_>) -> Result<(), Failure> {
+    let function = cx.libraries.cudnn()?.cudnnSoftmaxForward()?;
+    let handle = cx.object(call.handle)?;
+    let alpha = Scalar::new(&call.alpha)?;
+    let x_desc = cx.descriptor("cudnnTensorDescriptor_t", &call.x_desc)?;
+    let x = cx.device(call.x)?;
+    let beta = Scalar::new(&call.beta)?;
+    let y_desc = cx.descriptor("cudnnTensorDescriptor_t", &call.y_desc)?;
+    let y = cx.device(call.y)?;
+    // SAFETY: 1. the function has these types; 2. objects and addresses were looked up among the client's; 3. places and lists
+    // have room for what it reads and writes, and live until it returns.
+    let status = unsafe {
+        function(
+            handle,
+            call.algo,
+            call.mode,
+            alpha.address(),
+            x_desc,
+            x,
+            beta.address(),
+            y_desc,
+            y,
+        )
+    };
     check(status)?;
     Ok(())
 }

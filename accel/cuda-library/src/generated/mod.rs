@@ -6,6 +6,7 @@ mod cublas;
 mod cublas_lt;
 mod cudart;
 mod cudnn;
+mod curand;
 pub(crate) mod descriptors;
 
 use std::sync::OnceLock;
@@ -20,18 +21,34 @@ functions! {
     /// Functions of cublas.
     Cublas {
         cublasCreate_v2(P);
+        cublasDasum_v2(P, i32, P, i32, P);
+        cublasDaxpy_v2(P, i32, P, P, i32, P, i32);
+        cublasDcopy_v2(P, i32, P, i32, P, i32);
+        cublasDdot_v2(P, i32, P, i32, P, i32, P);
         cublasDestroy_v2(P);
         cublasDgemmStridedBatched(P, i32, i32, i32, i32, i32, P, P, i32, i64, P, i32, i64, P, P, i32, i64, i32);
         cublasDgemm_v2(P, i32, i32, i32, i32, i32, P, P, i32, P, i32, P, P, i32);
         cublasDgemv_v2(P, i32, i32, i32, P, P, i32, P, i32, P, P, i32);
+        cublasDger_v2(P, i32, i32, P, P, i32, P, i32, P, i32);
+        cublasDnrm2_v2(P, i32, P, i32, P);
+        cublasDscal_v2(P, i32, P, P, i32);
         cublasGemmEx(P, i32, i32, i32, i32, i32, P, P, i32, i32, P, i32, i32, P, P, i32, i32, i32, i32);
         cublasGemmStridedBatchedEx(P, i32, i32, i32, i32, i32, P, P, i32, i32, i64, P, i32, i32, i64, P, P, i32, i32, i64, i32, i32, i32);
+        cublasIdamax_v2(P, i32, P, i32, P);
+        cublasIsamax_v2(P, i32, P, i32, P);
+        cublasSasum_v2(P, i32, P, i32, P);
+        cublasSaxpy_v2(P, i32, P, P, i32, P, i32);
+        cublasScopy_v2(P, i32, P, i32, P, i32);
+        cublasSdot_v2(P, i32, P, i32, P, i32, P);
         cublasSetMathMode(P, i32);
         cublasSetStream_v2(P, P);
         cublasSetWorkspace_v2(P, P, usize);
         cublasSgemmStridedBatched(P, i32, i32, i32, i32, i32, P, P, i32, i64, P, i32, i64, P, P, i32, i64, i32);
         cublasSgemm_v2(P, i32, i32, i32, i32, i32, P, P, i32, P, i32, P, P, i32);
         cublasSgemv_v2(P, i32, i32, i32, P, P, i32, P, i32, P, P, i32);
+        cublasSger_v2(P, i32, i32, P, P, i32, P, i32, P, i32);
+        cublasSnrm2_v2(P, i32, P, i32, P);
+        cublasSscal_v2(P, i32, P, P, i32);
     }
 }
 
@@ -68,6 +85,7 @@ functions! {
         cudaFuncSetAttribute(P, i32, i32);
         cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(P, P, i32, usize, u32);
         cudaStreamCreate(P);
+        cudaStreamCreateWithFlags(P, u32);
         cudaStreamCreateWithPriority(P, u32, i32);
         cudaStreamDestroy(P);
         cudaStreamGetPriority(P, P);
@@ -80,9 +98,15 @@ functions! {
 functions! {
     /// Functions of cudnn.
     Cudnn {
+        cudnnActivationBackward(P, P, P, P, P, P, P, P, P, P, P, P);
+        cudnnActivationForward(P, P, P, P, P, P, P, P);
+        cudnnAddTensor(P, P, P, P, P, P, P);
+        cudnnBatchNormalizationBackward(P, i32, P, P, P, P, P, P, P, P, P, P, P, P, P, P, f64, P, P);
         cudnnBatchNormalizationBackwardEx(P, i32, i32, P, P, P, P, P, P, P, P, P, P, P, P, P, P, P, P, P, P, P, f64, P, P, P, P, usize, P, usize);
         cudnnBatchNormalizationForwardInference(P, i32, P, P, P, P, P, P, P, P, P, P, P, f64);
+        cudnnBatchNormalizationForwardTraining(P, i32, P, P, P, P, P, P, P, P, P, f64, P, P, f64, P, P);
         cudnnBatchNormalizationForwardTrainingEx(P, i32, i32, P, P, P, P, P, P, P, P, P, P, P, f64, P, P, f64, P, P, P, P, usize, P, usize);
+        cudnnConvolutionBackwardBias(P, P, P, P, P, P, P);
         cudnnConvolutionBackwardData(P, P, P, P, P, P, P, i32, P, usize, P, P, P);
         cudnnConvolutionBackwardFilter(P, P, P, P, P, P, P, i32, P, usize, P, P, P);
         cudnnConvolutionForward(P, P, P, P, P, P, P, i32, P, usize, P, P, P);
@@ -107,6 +131,7 @@ functions! {
         cudnnGetConvolutionBackwardFilterWorkspaceSize(P, P, P, P, P, i32, P);
         cudnnGetConvolutionForwardAlgorithm_v7(P, P, P, P, P, i32, P, P);
         cudnnGetConvolutionForwardWorkspaceSize(P, P, P, P, P, i32, P);
+        cudnnPoolingBackward(P, P, P, P, P, P, P, P, P, P, P, P);
         cudnnPoolingForward(P, P, P, P, P, P, P, P);
         cudnnSetActivationDescriptor(P, i32, i32, f64);
         cudnnSetConvolutionGroupCount(P, i32);
@@ -116,6 +141,29 @@ functions! {
         cudnnSetPooling2dDescriptor(P, i32, i32, i32, i32, i32, i32, i32, i32);
         cudnnSetStream(P, P);
         cudnnSetTensorNdDescriptor(P, i32, i32, P, P);
+        cudnnSoftmaxBackward(P, i32, i32, P, P, P, P, P, P, P, P);
+        cudnnSoftmaxForward(P, i32, i32, P, P, P, P, P, P);
+    }
+}
+
+functions! {
+    /// Functions of curand.
+    Curand {
+        curandCreateGenerator(P, i32);
+        curandDestroyGenerator(P);
+        curandGenerate(P, P, usize);
+        curandGenerateLogNormal(P, P, usize, f32, f32);
+        curandGenerateLogNormalDouble(P, P, usize, f64, f64);
+        curandGenerateNormal(P, P, usize, f32, f32);
+        curandGenerateNormalDouble(P, P, usize, f64, f64);
+        curandGeneratePoisson(P, P, usize, f64);
+        curandGenerateSeeds(P);
+        curandGenerateUniform(P, P, usize);
+        curandGenerateUniformDouble(P, P, usize);
+        curandSetGeneratorOffset(P, u64);
+        curandSetGeneratorOrdering(P, i32);
+        curandSetPseudoRandomGeneratorSeed(P, u64);
+        curandSetStream(P, P);
     }
 }
 
@@ -126,6 +174,7 @@ pub(crate) struct Tables {
     pub(crate) cublas_lt: OnceLock<CublasLt>,
     pub(crate) cudart: OnceLock<Cudart>,
     pub(crate) cudnn: OnceLock<Cudnn>,
+    pub(crate) curand: OnceLock<Curand>,
 }
 
 impl crate::Libraries {
@@ -160,6 +209,11 @@ impl crate::Libraries {
     pub(crate) fn cudnn(&self) -> Result<&Cudnn, Failure> {
         self.table(&self.tables.cudnn, &["libcudnn.so.9"], Cudnn::find)
     }
+
+    /// Functions of curand.
+    pub(crate) fn curand(&self) -> Result<&Curand, Failure> {
+        self.table(&self.tables.curand, &["libcurand.so.10"], Curand::find)
+    }
 }
 
 /// Names of the file of `cudart`.
@@ -170,18 +224,34 @@ pub(crate) const DRIVER: &[&str] = &["libcuda.so.1"];
 pub(crate) fn carry_out(cx: &mut Context<'_>, call: &AnyCall<'_>) -> (Group, Result<(), Failure>) {
     match call {
         AnyCall::CublasCreateV2(call) => (Group::Cublas, cublas::cublasCreate_v2(cx, call)),
+        AnyCall::CublasDasumV2(call) => (Group::Cublas, cublas::cublasDasum_v2(cx, call)),
+        AnyCall::CublasDaxpyV2(call) => (Group::Cublas, cublas::cublasDaxpy_v2(cx, call)),
+        AnyCall::CublasDcopyV2(call) => (Group::Cublas, cublas::cublasDcopy_v2(cx, call)),
+        AnyCall::CublasDdotV2(call) => (Group::Cublas, cublas::cublasDdot_v2(cx, call)),
         AnyCall::CublasDestroyV2(call) => (Group::Cublas, cublas::cublasDestroy_v2(cx, call)),
         AnyCall::CublasDgemmStridedBatched(call) => (Group::Cublas, cublas::cublasDgemmStridedBatched(cx, call)),
         AnyCall::CublasDgemmV2(call) => (Group::Cublas, cublas::cublasDgemm_v2(cx, call)),
         AnyCall::CublasDgemvV2(call) => (Group::Cublas, cublas::cublasDgemv_v2(cx, call)),
+        AnyCall::CublasDgerV2(call) => (Group::Cublas, cublas::cublasDger_v2(cx, call)),
+        AnyCall::CublasDnrm2V2(call) => (Group::Cublas, cublas::cublasDnrm2_v2(cx, call)),
+        AnyCall::CublasDscalV2(call) => (Group::Cublas, cublas::cublasDscal_v2(cx, call)),
         AnyCall::CublasGemmEx(call) => (Group::Cublas, cublas::cublasGemmEx(cx, call)),
         AnyCall::CublasGemmStridedBatchedEx(call) => (Group::Cublas, cublas::cublasGemmStridedBatchedEx(cx, call)),
+        AnyCall::CublasIdamaxV2(call) => (Group::Cublas, cublas::cublasIdamax_v2(cx, call)),
+        AnyCall::CublasIsamaxV2(call) => (Group::Cublas, cublas::cublasIsamax_v2(cx, call)),
+        AnyCall::CublasSasumV2(call) => (Group::Cublas, cublas::cublasSasum_v2(cx, call)),
+        AnyCall::CublasSaxpyV2(call) => (Group::Cublas, cublas::cublasSaxpy_v2(cx, call)),
+        AnyCall::CublasScopyV2(call) => (Group::Cublas, cublas::cublasScopy_v2(cx, call)),
+        AnyCall::CublasSdotV2(call) => (Group::Cublas, cublas::cublasSdot_v2(cx, call)),
         AnyCall::CublasSetMathMode(call) => (Group::Cublas, cublas::cublasSetMathMode(cx, call)),
         AnyCall::CublasSetStreamV2(call) => (Group::Cublas, cublas::cublasSetStream_v2(cx, call)),
         AnyCall::CublasSetWorkspaceV2(call) => (Group::Cublas, cublas::cublasSetWorkspace_v2(cx, call)),
         AnyCall::CublasSgemmStridedBatched(call) => (Group::Cublas, cublas::cublasSgemmStridedBatched(cx, call)),
         AnyCall::CublasSgemmV2(call) => (Group::Cublas, cublas::cublasSgemm_v2(cx, call)),
         AnyCall::CublasSgemvV2(call) => (Group::Cublas, cublas::cublasSgemv_v2(cx, call)),
+        AnyCall::CublasSgerV2(call) => (Group::Cublas, cublas::cublasSger_v2(cx, call)),
+        AnyCall::CublasSnrm2V2(call) => (Group::Cublas, cublas::cublasSnrm2_v2(cx, call)),
+        AnyCall::CublasSscalV2(call) => (Group::Cublas, cublas::cublasSscal_v2(cx, call)),
         AnyCall::CublasLtMatmul(call) => (Group::Cublas, cublas_lt::cublasLtMatmul(cx, call)),
         AnyCall::CublasLtMatmulAlgoGetHeuristic(call) => {
             (Group::Cublas, cublas_lt::cublasLtMatmulAlgoGetHeuristic(cx, call))
@@ -201,14 +271,17 @@ pub(crate) fn carry_out(cx: &mut Context<'_>, call: &AnyCall<'_>) -> (Group, Res
         AnyCall::CudaFuncSetAttribute(call) => (Group::Cudart, cudart::cudaFuncSetAttribute(cx, call)),
         AnyCall::CudaMalloc(call) => (Group::Cudart, crate::hand::cudaMalloc(cx, call)),
         AnyCall::CudaMemGetInfo(call) => (Group::Cudart, crate::hand::cudaMemGetInfo(cx, call)),
+        AnyCall::CudaMemcpy2DAsync(call) => (Group::Cudart, crate::hand::cudaMemcpy2DAsync(cx, call)),
         AnyCall::CudaMemcpyAsync(call) => (Group::Cudart, crate::hand::cudaMemcpyAsync(cx, call)),
         AnyCall::CudaMemset(call) => (Group::Cudart, crate::hand::cudaMemset(cx, call)),
+        AnyCall::CudaMemset2DAsync(call) => (Group::Cudart, crate::hand::cudaMemset2DAsync(cx, call)),
         AnyCall::CudaMemsetAsync(call) => (Group::Cudart, crate::hand::cudaMemsetAsync(cx, call)),
         AnyCall::CudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(call) => (
             Group::Cudart,
             cudart::cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(cx, call),
         ),
         AnyCall::CudaStreamCreate(call) => (Group::Cudart, cudart::cudaStreamCreate(cx, call)),
+        AnyCall::CudaStreamCreateWithFlags(call) => (Group::Cudart, cudart::cudaStreamCreateWithFlags(cx, call)),
         AnyCall::CudaStreamCreateWithPriority(call) => (Group::Cudart, cudart::cudaStreamCreateWithPriority(cx, call)),
         AnyCall::CudaStreamDestroy(call) => (Group::Cudart, cudart::cudaStreamDestroy(cx, call)),
         AnyCall::CudaStreamGetPriority(call) => (Group::Cudart, cudart::cudaStreamGetPriority(cx, call)),
@@ -216,17 +289,31 @@ pub(crate) fn carry_out(cx: &mut Context<'_>, call: &AnyCall<'_>) -> (Group, Res
         AnyCall::CudaStreamSynchronize(call) => (Group::Cudart, cudart::cudaStreamSynchronize(cx, call)),
         AnyCall::CudaStreamWaitEvent(call) => (Group::Cudart, cudart::cudaStreamWaitEvent(cx, call)),
         AnyCall::BasaltDeviceInfo(call) => (Group::Cudart, crate::hand::basaltDeviceInfo(cx, call)),
+        AnyCall::BasaltMalloc(call) => (Group::Cudart, crate::hand::basaltMalloc(cx, call)),
+        AnyCall::BasaltModuleData(call) => (Group::Cudart, crate::hand::basaltModuleData(cx, call)),
         AnyCall::BasaltModuleGetFunction(call) => (Group::Cudart, crate::hand::basaltModuleGetFunction(cx, call)),
+        AnyCall::BasaltModuleGetVariable(call) => (Group::Cudart, crate::hand::basaltModuleGetVariable(cx, call)),
         AnyCall::BasaltModuleLoad(call) => (Group::Cudart, crate::hand::basaltModuleLoad(cx, call)),
+        AnyCall::BasaltModuleVariable(call) => (Group::Cudart, crate::hand::basaltModuleVariable(cx, call)),
+        AnyCall::CudnnActivationBackward(call) => (Group::Cudnn, cudnn::cudnnActivationBackward(cx, call)),
+        AnyCall::CudnnActivationForward(call) => (Group::Cudnn, cudnn::cudnnActivationForward(cx, call)),
+        AnyCall::CudnnAddTensor(call) => (Group::Cudnn, cudnn::cudnnAddTensor(cx, call)),
+        AnyCall::CudnnBatchNormalizationBackward(call) => {
+            (Group::Cudnn, cudnn::cudnnBatchNormalizationBackward(cx, call))
+        }
         AnyCall::CudnnBatchNormalizationBackwardEx(call) => {
             (Group::Cudnn, cudnn::cudnnBatchNormalizationBackwardEx(cx, call))
         }
         AnyCall::CudnnBatchNormalizationForwardInference(call) => {
             (Group::Cudnn, cudnn::cudnnBatchNormalizationForwardInference(cx, call))
         }
+        AnyCall::CudnnBatchNormalizationForwardTraining(call) => {
+            (Group::Cudnn, cudnn::cudnnBatchNormalizationForwardTraining(cx, call))
+        }
         AnyCall::CudnnBatchNormalizationForwardTrainingEx(call) => {
             (Group::Cudnn, cudnn::cudnnBatchNormalizationForwardTrainingEx(cx, call))
         }
+        AnyCall::CudnnConvolutionBackwardBias(call) => (Group::Cudnn, cudnn::cudnnConvolutionBackwardBias(cx, call)),
         AnyCall::CudnnConvolutionBackwardData(call) => (Group::Cudnn, cudnn::cudnnConvolutionBackwardData(cx, call)),
         AnyCall::CudnnConvolutionBackwardFilter(call) => {
             (Group::Cudnn, cudnn::cudnnConvolutionBackwardFilter(cx, call))
@@ -268,8 +355,30 @@ pub(crate) fn carry_out(cx: &mut Context<'_>, call: &AnyCall<'_>) -> (Group, Res
         AnyCall::CudnnGetConvolutionForwardWorkspaceSize(call) => {
             (Group::Cudnn, cudnn::cudnnGetConvolutionForwardWorkspaceSize(cx, call))
         }
+        AnyCall::CudnnPoolingBackward(call) => (Group::Cudnn, cudnn::cudnnPoolingBackward(cx, call)),
         AnyCall::CudnnPoolingForward(call) => (Group::Cudnn, cudnn::cudnnPoolingForward(cx, call)),
         AnyCall::CudnnSetStream(call) => (Group::Cudnn, cudnn::cudnnSetStream(cx, call)),
+        AnyCall::CudnnSoftmaxBackward(call) => (Group::Cudnn, cudnn::cudnnSoftmaxBackward(cx, call)),
+        AnyCall::CudnnSoftmaxForward(call) => (Group::Cudnn, cudnn::cudnnSoftmaxForward(cx, call)),
+        AnyCall::CurandCreateGenerator(call) => (Group::Curand, curand::curandCreateGenerator(cx, call)),
+        AnyCall::CurandDestroyGenerator(call) => (Group::Curand, curand::curandDestroyGenerator(cx, call)),
+        AnyCall::CurandGenerate(call) => (Group::Curand, curand::curandGenerate(cx, call)),
+        AnyCall::CurandGenerateLogNormal(call) => (Group::Curand, curand::curandGenerateLogNormal(cx, call)),
+        AnyCall::CurandGenerateLogNormalDouble(call) => {
+            (Group::Curand, curand::curandGenerateLogNormalDouble(cx, call))
+        }
+        AnyCall::CurandGenerateNormal(call) => (Group::Curand, curand::curandGenerateNormal(cx, call)),
+        AnyCall::CurandGenerateNormalDouble(call) => (Group::Curand, curand::curandGenerateNormalDouble(cx, call)),
+        AnyCall::CurandGeneratePoisson(call) => (Group::Curand, curand::curandGeneratePoisson(cx, call)),
+        AnyCall::CurandGenerateSeeds(call) => (Group::Curand, curand::curandGenerateSeeds(cx, call)),
+        AnyCall::CurandGenerateUniform(call) => (Group::Curand, curand::curandGenerateUniform(cx, call)),
+        AnyCall::CurandGenerateUniformDouble(call) => (Group::Curand, curand::curandGenerateUniformDouble(cx, call)),
+        AnyCall::CurandSetGeneratorOffset(call) => (Group::Curand, curand::curandSetGeneratorOffset(cx, call)),
+        AnyCall::CurandSetGeneratorOrdering(call) => (Group::Curand, curand::curandSetGeneratorOrdering(cx, call)),
+        AnyCall::CurandSetPseudoRandomGeneratorSeed(call) => {
+            (Group::Curand, curand::curandSetPseudoRandomGeneratorSeed(cx, call))
+        }
+        AnyCall::CurandSetStream(call) => (Group::Curand, curand::curandSetStream(cx, call)),
     }
 }
 
@@ -280,6 +389,7 @@ pub(crate) fn end_of(libraries: &crate::Libraries, c_type: &str) -> Option<unsaf
         "cudaEvent_t" => libraries.cudart().ok()?.cudaEventDestroy().ok(),
         "cudaStream_t" => libraries.cudart().ok()?.cudaStreamDestroy().ok(),
         "cudnnHandle_t" => libraries.cudnn().ok()?.cudnnDestroy().ok(),
+        "curandGenerator_t" => libraries.curand().ok()?.curandDestroyGenerator().ok(),
         _ => None,
     }
 }

@@ -17,6 +17,8 @@ const INVALID_DEVICE: Failure = Failure::Library(101);
 const PROPERTIES: u64 = 4096;
 /// How much of the name a client is told.
 const NAME: usize = 64;
+/// It takes code, and says where memory is (`accel/spec/cuda/cudart.toml`, basaltDeviceInfo).
+const ADDRESSES_ARE_TOLD: u32 = 2;
 /// How many attributes.
 const ATTRIBUTES: i32 = 160;
 
@@ -83,6 +85,7 @@ pub(crate) fn basaltDeviceInfo(cx: &mut Context<'_>, call: &calls::BasaltDeviceI
         name: List::new(&name),
         total_global_mem: cx.total()?,
         attributes: List::new(&attributes),
+        takes_code: ADDRESSES_ARE_TOLD,
     });
     cx.answer(&reply);
     Ok(())

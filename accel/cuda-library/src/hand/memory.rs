@@ -105,6 +105,41 @@ pub(crate) fn cudaMemcpyAsync(cx: &mut Context<'_>, call: &calls::CudaMemcpyAsyn
     cx.copied(kind == DEVICE_TO_HOST, kind == HOST_TO_DEVICE, stream)
 }
 
+pub(crate) fn cudaMemset2DAsync(cx: &mut Context<'_>, call: &calls::CudaMemset2DAsync) -> Result<(), Failure> {
+    let function = cx.libraries.runtime.cudaMemset2DAsync()?;
+    let (pitch, width, height) = (number(call.pitch)?, number(call.width)?, number(call.height)?);
+    let memory = &cx.state.memory;
+    memory.check_rows(call.dev_ptr.0, call.pitch, call.width, call.height)?;
+    let stream = cx.object(call.stream)?;
+    let to = address(call.dev_ptr.0);
+    // SAFETY: 1. the function has these types; 2. all rows are in one allocation of the client's; 3. the stream is the client's.
+    check(unsafe { function(to, pitch, call.value, width, height, stream) })
+}
+
+pub(crate) fn cudaMemcpy2DAsync(cx: &mut Context<'_>, call: &calls::CudaMemcpy2DAsync) -> Result<(), Failure> {
+    if call.width == 0 || call.height == 0 {
+        return Ok(());
+    }
+    let function = cx.libraries.runtime.cudaMemcpy2DAsync()?;
+    let stream = cx.object(call.stream)?;
+    let kind = kind(call.dst, call.src)?;
+    // In the arena rows lie one behind the other.
+    let side = |cx: &mut Context<'_>, place: Place, pitch: u64| match place {
+        Place::Svm(begin) => {
+            cx.state.memory.check_rows(begin.0, pitch, call.width, call.height)?;
+            Ok((address(begin.0), number(pitch)?))
+        }
+        Place::Arena(span) => Ok((cx.arena(span)?, number(call.width)?)),
+    };
+    let (to, to_pitch) = side(cx, call.dst, call.dpitch)?;
+    let (from, from_pitch) = side(cx, call.src, call.spitch)?;
+    let (width, height) = (number(call.width)?, number(call.height)?);
+    // SAFETY: 1. the function has these types; 2. all rows are in one allocation of the client's, or in its arena, which has as many bytes
+    // as the call says and stays until its work is done; 3. the stream is the client's.
+    check(unsafe { function(to, to_pitch, from, from_pitch, width, height, kind, stream) })?;
+    cx.copied(kind == DEVICE_TO_HOST, kind == HOST_TO_DEVICE, stream)
+}
+
 /// Which way a copy goes.
 pub(crate) fn kind(to: Place, from: Place) -> Result<i32, Failure> {
     match (to, from) {

@@ -32,7 +32,13 @@ functions! {
         cudaEventRecord(P, P);
         cudaEventSynchronize(P);
         cudaEventDestroy(P);
+        cudaMemset2DAsync(P, usize, i32, usize, usize, P);
+        cudaMemcpy2DAsync(P, usize, P, usize, usize, usize, i32, P);
         cudaLaunchKernel(P, Dim3, Dim3, P, usize, P);
+        cudaLibraryLoadData(P, P, P, P, u32, P, P, u32);
+        cudaLibraryUnload(P);
+        cudaLibraryGetKernel(P, P, P);
+        cudaLibraryGetGlobal(P, P, P, P);
     }
 }
 

@@ -10,7 +10,7 @@
 mod call;
 mod descriptors;
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use accel_spec::cuda::{Body, CType, Cuda, Function, Library, TypeKind};
@@ -34,7 +34,7 @@ const BY_HAND: &[&str] = &[
 ];
 
 /// Modules by name, without formatting; `parts` are the numbers of functions whose arguments are parts of descriptors.
-pub(super) fn modules(cuda: &Cuda, parts: &HashMap<String, u16>) -> Vec<(String, String)> {
+pub(super) fn modules(cuda: &Cuda, parts: &BTreeMap<String, u16>) -> Vec<(String, String)> {
     let mut modules = vec![("mod".to_owned(), root(cuda))];
     for library in &cuda.libraries {
         if let Some(text) = group(cuda, library) {

@@ -2,7 +2,7 @@
 //!
 //! Knows how words are written (`accel/client-cuda/src/descriptor.rs`), and no function by name.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use accel_spec::cuda::{Body, Cuda, Function, Library, TypeKind, snake};
@@ -11,7 +11,7 @@ use super::c_type;
 use crate::code::HEAD;
 
 /// The module.
-pub(super) fn module(cuda: &Cuda, parts: &HashMap<String, u16>) -> String {
+pub(super) fn module(cuda: &Cuda, parts: &BTreeMap<String, u16>) -> String {
     let mut text = format!(
         "{HEAD}//! How descriptors are made, what is put into them, and how they end.\n#![allow(unsafe_code, reason = \"these are calls of functions of C\")]\n#![allow(non_snake_case, reason = \"names are C's\")]\n\n\
          use crate::Libraries;\nuse crate::descriptor::{{Kind, Puts, Words}};\nuse crate::failure::{{Failure, check}};\nuse crate::table::P;\n\n"
