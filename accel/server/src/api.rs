@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 pub(crate) use crate::generated::api::Api;
+use crate::cuda::Way;
 use crate::objects::Sort;
 
 /// What C has as a pointer: an object, a place for results, or a list.
@@ -123,6 +124,9 @@ pub enum BackendError {
         /// Which.
         path: PathBuf,
     },
+    /// CUDA's libraries cannot be used.
+    #[error(transparent)]
+    Cuda(#[from] accel_cuda_library::LibraryError),
 }
 
 /// Objects that are there, by their sort.
@@ -161,6 +165,8 @@ pub struct Backend {
     pub(crate) calls_back: bool,
     /// How many objects it has for the server.
     pub(crate) census: Census,
+    /// Who carries CUDA's calls out, if it has them.
+    pub(crate) cuda: Option<Way>,
     name: String,
 }
 
@@ -204,7 +210,27 @@ impl Backend {
             looks_at_arguments: true,
             calls_back: true,
             census: Census::default(),
+            cuda: None,
             name: format!("opencl ({})", path.display()),
+        })
+    }
+
+    /// CUDA's real libraries in these directories, or where the loader finds them. Calls of OpenCL are refused. They are never unloaded.
+    ///
+    /// # Errors
+    ///
+    /// [`BackendError::Cuda`].
+    pub fn cuda(directories: &[PathBuf]) -> Result<Self, BackendError> {
+        let libraries = accel_cuda_library::Libraries::open(directories)?;
+        // SAFETY: 1. nothing is found.
+        let (api, _) = unsafe { Api::find(&|_| None) };
+        Ok(Self {
+            api,
+            looks_at_arguments: false,
+            calls_back: false,
+            census: Census::default(),
+            cuda: Some(Way::Library(Box::new(libraries))),
+            name: "cuda".into(),
         })
     }
 
@@ -216,6 +242,7 @@ impl Backend {
             looks_at_arguments: false,
             calls_back: false,
             census: Census::default(),
+            cuda: Some(Way::Null),
             name: "null".into(),
         }
     }
@@ -226,6 +253,7 @@ impl Backend {
     pub fn simulated() -> Self {
         Self {
             api: crate::simulated::api(),
+            cuda: None,
             name: "simulated".into(),
             ..Self::null()
         }

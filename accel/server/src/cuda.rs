@@ -1,13 +1,14 @@
-//! CUDA's calls on the back end `null`, which is the only one that has them: a client's objects and memory, its quota, and replies.
+//! CUDA's calls, by the back end that has them: a client's state there, its quota, and replies.
 //!
-//! What calls mean is `accel/cuda-null`'s; this knows the client that they are from, and not how they travel. Other back ends refuse them, as
-//! a client learns when it connects.
+//! What calls mean is `accel/cuda-null`'s and `accel/cuda-library`'s; this knows the client that they are from, and not how they travel.
+//! Other back ends refuse them, as a client learns when it connects.
 
 use std::sync::PoisonError;
 
+use accel_cuda_library::{Arena, Libraries};
 use accel_cuda_null::{Quota, State, TOTAL_MEMORY};
 use accel_proto::cuda::{AnyCall, AnyReply};
-use accel_proto::{Limits, Memory, Refused};
+use accel_proto::{Limits, Memory, Refused, Span};
 use wire::ring::Region;
 
 use crate::api::Code;
@@ -21,11 +22,41 @@ const NOT_SUPPORTED: i32 = 801;
 /// Why a client that has called CUDA cannot be saved.
 const UNSAVED: &str = "it has called CUDA, whose objects are not saved";
 
+/// Who carries CUDA's calls out.
+#[derive(Debug)]
+pub(crate) enum Way {
+    /// Nobody: calls are validated, and answers are made up.
+    Null,
+    /// The real libraries.
+    Library(Box<Libraries>),
+}
+
 /// What a client has of CUDA.
 #[derive(Debug)]
 pub(crate) struct Cuda {
-    state: State,
+    state: Of,
     charge: Charge,
+}
+
+/// The same by who carries calls out.
+#[derive(Debug)]
+enum Of {
+    Null(State),
+    Library(Box<accel_cuda_library::State>),
+}
+
+impl Cuda {
+    /// Of a new client; nothing if the server has no memory at all for it.
+    fn new(client: &Client, way: &Way) -> Option<Self> {
+        let quota = &client.tenant.quota;
+        let charge = quota.charge(0).ok()?;
+        _ = client.unsaved.set(UNSAVED);
+        let state = match way {
+            Way::Null => Of::Null(State::new(quota.lower(TOTAL_MEMORY))),
+            Way::Library(_) => Of::Library(Box::new(accel_cuda_library::State::new(quota.lower(u64::MAX)))),
+        };
+        Some(Self { state, charge })
+    }
 }
 
 impl Quota for Charge {
@@ -49,21 +80,75 @@ pub(crate) fn serve(
     waits: bool,
 ) -> Result<(), Refused> {
     let client = session.client;
-    if client.backend.name() != "null" {
-        client.tenant.counters.not_served(op);
-        let refused = AnyCall::decode(op, bytes, limits)?.failed(NOT_SUPPORTED);
-        session.encode(|writer| refused.write(writer));
-        return Ok(());
-    }
     let call = AnyCall::decode(op, bytes, limits)?;
-    let (reply, failure) = carry_out(client, &call, waits);
+    let mut cuda = client.cuda.lock().unwrap_or_else(PoisonError::into_inner);
+    if let (None, Some(way)) = (&*cuda, &client.backend.cuda) {
+        *cuda = Cuda::new(client, way);
+    }
+    let failure = match (&client.backend.cuda, &mut *cuda) {
+        (Some(Way::Library(libraries)), Some(Cuda { state: Of::Library(state), charge })) => {
+            let mut answer = |reply: &AnyReply<'_>| session.encode(|writer| reply.write(writer));
+            state.carry_out((libraries, charge, &Shared(client)), &call, waits, &mut answer)
+        }
+        (Some(Way::Null), Some(Cuda { state: Of::Null(state), charge })) => {
+            let (reply, failure) = state.carry_out(&call, waits, charge);
+            if waits {
+                no_bytes(client, &call);
+                session.encode(|writer| reply.write(writer));
+            }
+            failure.map(accel_cuda_null::Failure::code)
+        }
+        _ => {
+            client.tenant.counters.not_served(op);
+            let refused = call.failed(NOT_SUPPORTED);
+            session.encode(|writer| refused.write(writer));
+            None
+        }
+    };
+    drop(cuda);
     if let Some(failure) = failure {
         client.tenant.counters.failed(Code(failure));
     }
-    if !waits {
-        return Ok(());
+    // Of all calls with an answer that is longer than a record, the place for it is the one span.
+    let mut place = None;
+    call.spans(&mut |span| place = Some(span));
+    session.answer_goes_to(place);
+    Ok(())
+}
+
+/// A client is gone, and all that it had; no thread works for it, and its window is still there.
+pub(crate) fn end(client: &Client) {
+    let cuda = client.cuda.lock().unwrap_or_else(PoisonError::into_inner).take();
+    if let (Some(Way::Library(libraries)), Some(Cuda { state: Of::Library(mut state), mut charge })) =
+        (&client.backend.cuda, cuda)
+    {
+        state.end(libraries, &mut charge);
     }
-    let to = match &call {
+}
+
+/// The arena of a client.
+struct Shared<'c>(&'c Client);
+
+impl Arena for Shared<'_> {
+    fn address(&self, span: Span) -> Option<*mut u8> {
+        let window = self.0.window.as_ref()?;
+        let region = window.slice(span.offset, span.length).ok()?;
+        Some(region.as_ptr())
+    }
+
+    fn read(&self, span: Span, into: &mut [u8]) -> bool {
+        let region = self.0.window.as_ref().map(|window| window.slice(span.offset, span.length));
+        region.is_some_and(|region| region.is_ok_and(|region| region.read(0, into).is_ok()))
+    }
+
+    fn length(&self) -> u64 {
+        self.0.arena()
+    }
+}
+
+/// What is read of a device on which nothing is computed.
+fn no_bytes(client: &Client, call: &AnyCall<'_>) {
+    let to = match call {
         AnyCall::CudaMemcpyAsync(call) => Some(call.dst),
         AnyCall::CudaMemcpy2DAsync(call) => Some(call.dst),
         _ => None,
@@ -76,12 +161,6 @@ pub(crate) fn serve(
     {
         zero(&region, span.length);
     }
-    session.encode(|writer| reply.write(writer));
-    // Of all calls with an answer that is longer than a record, the place for it is the one span.
-    let mut place = None;
-    call.spans(&mut |span| place = Some(span));
-    session.answer_goes_to(place);
-    Ok(())
 }
 
 /// No bytes are computed here; what a client reads is the same each time, and nobody else's.
@@ -99,22 +178,4 @@ fn zero(region: &Region, length: u64) {
         }
         at += piece;
     }
-}
-
-fn carry_out(client: &Client, call: &AnyCall<'_>, waits: bool) -> (AnyReply<'static>, Option<i32>) {
-    let mut cuda = client.cuda.lock().unwrap_or_else(PoisonError::into_inner);
-    let cuda = match &mut *cuda {
-        Some(cuda) => cuda,
-        fresh => {
-            // Nothing is charged yet, so that nothing can be refused.
-            let Ok(charge) = client.tenant.quota.charge(0) else {
-                return (call.failed(NOT_SUPPORTED), None);
-            };
-            _ = client.unsaved.set(UNSAVED);
-            let state = State::new(client.tenant.quota.lower(TOTAL_MEMORY));
-            fresh.insert(Cuda { state, charge })
-        }
-    };
-    let (reply, failure) = cuda.state.carry_out(call, waits, &mut cuda.charge);
-    (reply, failure.map(accel_cuda_null::Failure::code))
 }

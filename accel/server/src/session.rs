@@ -148,6 +148,7 @@ impl Client {
             self.finish(queue);
         }
         self.forget_retired();
+        crate::cuda::end(self);
         if let Some(meter) = &self.tenant.meter {
             meter.forget(std::ptr::from_ref(self).addr());
         }

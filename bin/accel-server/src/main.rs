@@ -99,9 +99,10 @@ fn server(options: &Options, backend: Backend, control: Option<(&UnixListener, u
 
 /// What carries calls out. Drivers have threads: nothing forks behind this.
 fn backend(options: &Options) -> Result<Backend> {
-    match &options.library {
-        Some(library) => Ok(Backend::opencl(library)?),
-        None => Ok(Backend::null()),
+    match (&options.library, &options.cuda) {
+        (Some(library), _) => Ok(Backend::opencl(library)?),
+        (None, Some(directories)) => Ok(Backend::cuda(directories)?),
+        (None, None) => Ok(Backend::null()),
     }
 }
 

@@ -17,7 +17,7 @@ use crate::confine::{self, Jail};
 const HELP: &str = "\
 basalt-accel-server: carries out forwarded calls of an accelerator's API (see docs/accel.md)
 
-Usage: basalt-accel-server --socket PATH --backend opencl|null [--library PATH] [--arena SIZE] [--threads NUMBER]
+Usage: basalt-accel-server --socket PATH --backend opencl|cuda|null [--library PATH] [--arena SIZE] [--threads NUMBER]
                            [--transports LIST] [--busy-poll MICROS] [--memory SIZE] [--arbiter PATH]
                            [--inflight NUMBER] [--control PATH] [--log-level LEVEL] [--jail [what it is like]]
        basalt-accel-server --listen ADDRESS:PORT --tls-cert FILE --tls-key FILE [--tls-client-ca FILE] --backend ...
@@ -43,8 +43,9 @@ Usage: basalt-accel-server --socket PATH --backend opencl|null [--library PATH] 
                      --jail it is a mount that is nowhere yet
   --control-fd FD    with it, in place of --control: a unix socket that listens; time is measured if there is an arbiter
   --pinned           with it: the machine has the window's pages pinned, so that they are zeroed in place of given back
-  --backend NAME     opencl: a library of this host carries calls out; null: nobody does, for measuring and tests
-  --library PATH     with opencl: the library, libOpenCL.so.1; the drivers that it finds are those of OCL_ICD_VENDORS
+  --backend NAME     opencl or cuda: libraries of this host carry calls out; null: nobody does, for measuring and tests
+  --library PATH     with opencl: the library, libOpenCL.so.1; the drivers that it finds are those of OCL_ICD_VENDORS;
+                     with cuda: directories of its libraries, with colons between them; else the loader finds them
   --arena SIZE       memory that is shared with each client for what is large, at most; it takes what is used of it; 256m
   --threads NUMBER   the most threads of a client that can call at a time; 32
   --transports LIST  how records may travel: spin, bell, same-cpu, stream, synchronous, with commas; what fits this host
@@ -148,6 +149,8 @@ pub(crate) struct Options {
     pub(crate) place: Place,
     /// The library that carries calls out; none for the back end that does nothing.
     pub(crate) library: Option<PathBuf>,
+    /// Of the back end `cuda`: directories of its libraries.
+    pub(crate) cuda: Option<Vec<PathBuf>>,
     pub(crate) arena: ByteSize,
     pub(crate) threads: u32,
     pub(crate) transports: Vec<Transport>,
@@ -245,12 +248,13 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
             other => return Err(other.unexpected().into()),
         }
     }
-    let library = match (backend.as_deref(), library) {
-        (Some("opencl"), library) => Some(library.unwrap_or_else(|| LIBRARY.into())),
-        (Some("null"), None) => None,
-        (Some("null"), Some(_)) => bail!("--library is for --backend opencl; leave one of the two out"),
-        (Some(other), _) => bail!("--backend {other}: there are opencl and null"),
-        (None, _) => bail!("--backend is missing: opencl, or null to try without a driver; --help shows examples"),
+    let (library, cuda) = match (backend.as_deref(), library) {
+        (Some("opencl"), library) => (Some(library.unwrap_or_else(|| LIBRARY.into())), None),
+        (Some("cuda"), library) => (None, Some(directories(library.as_deref())?)),
+        (Some("null"), None) => (None, None),
+        (Some("null"), Some(_)) => bail!("--library is for --backend opencl and cuda; leave one of the two out"),
+        (Some(other), _) => bail!("--backend {other}: there are opencl, cuda and null"),
+        (None, _) => bail!("--backend is missing: opencl, cuda, or null to try without a driver; --help shows examples"),
     };
     if !(1..=1024).contains(&threads) {
         bail!("--threads {threads}: 1 to 1024");
@@ -263,6 +267,7 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
     if let Some(jail) = &mut jail {
         jail.listens = remote.listen.is_some();
         reaches(jail, limits.arbiter.as_deref())?;
+        jail.read_only.extend(cuda.iter().flatten().cloned());
     }
     // Whoever asks wants to know.
     limits.measures_time = control.is_some();
@@ -274,6 +279,7 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
     Ok(Command::Serve(Box::new(Options {
         place,
         library,
+        cuda,
         arena,
         threads,
         transports: transports.unwrap_or_else(|| Transport::preferred(cpus).to_vec()),
@@ -284,6 +290,15 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
         log_level,
         jail,
     })))
+}
+
+/// Directories of CUDA's libraries, which mean the same in a jail.
+fn directories(paths: Option<&Path>) -> Result<Vec<PathBuf>> {
+    let paths: Vec<_> = paths.map(|paths| std::env::split_paths(paths).collect()).unwrap_or_default();
+    match paths.iter().find(|path| !path.is_absolute()) {
+        Some(path) => bail!("--library {}: with cuda, give directories from / on", path.display()),
+        None => Ok(paths),
+    }
 }
 
 /// The jail has what its server connects to.
@@ -549,7 +564,11 @@ mod tests {
                 "leave one of the two out",
             ),
             (&["--socket", "a"], "null to try without a driver"),
-            (&["--socket", "a", "--backend", "cuda"], "there are opencl and null"),
+            (&["--socket", "a", "--backend", "rocm"], "there are opencl, cuda and null"),
+            (
+                &["--socket", "a", "--backend", "cuda", "--library", "/usr/lib:lib"],
+                "directories from / on",
+            ),
             (
                 &["--socket", "a", "--backend", "null", "--library", "b"],
                 "leave one of the two out",
