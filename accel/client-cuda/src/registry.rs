@@ -23,7 +23,8 @@ use accel_proto::cuda::{
 use crate::connection::{Connection, connection};
 use crate::fatbin;
 use crate::generated::values::{
-    cudaErrorInvalidDeviceFunction, cudaErrorInvalidSymbol, cudaErrorInvalidValue, cudaErrorMemoryAllocation, cudaErrorNotSupported,
+    cudaErrorInvalidDeviceFunction, cudaErrorInvalidSymbol, cudaErrorInvalidValue, cudaErrorMemoryAllocation,
+    cudaErrorNotSupported,
 };
 use crate::lock;
 use crate::memory;
@@ -219,7 +220,10 @@ pub(crate) fn kernel_of(module: usize, name: &CStr) -> Result<u32, Failure> {
             registry.functions.len() - 1
         }
     };
-    u32::try_from(index).ok().and_then(|index| FIRST.checked_add(index)).ok_or(unknown)
+    u32::try_from(index)
+        .ok()
+        .and_then(|index| FIRST.checked_add(index))
+        .ok_or(unknown)
 }
 
 /// Where a variable of a module is that has not registered it, and its size; only a server that says addresses knows.

@@ -201,6 +201,8 @@ impl State {
             }
             quota.give_back(length);
         }
+        // A library may keep what nobody waits for until the next call; there may be none for long.
+        libraries.synchronize();
     }
 }
 

@@ -13,8 +13,8 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-pub(crate) use crate::generated::api::Api;
 use crate::cuda::Way;
+pub(crate) use crate::generated::api::Api;
 use crate::objects::Sort;
 
 /// What C has as a pointer: an object, a place for results, or a list.

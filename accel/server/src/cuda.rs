@@ -86,11 +86,23 @@ pub(crate) fn serve(
         *cuda = Cuda::new(client, way);
     }
     let failure = match (&client.backend.cuda, &mut *cuda) {
-        (Some(Way::Library(libraries)), Some(Cuda { state: Of::Library(state), charge })) => {
+        (
+            Some(Way::Library(libraries)),
+            Some(Cuda {
+                state: Of::Library(state),
+                charge,
+            }),
+        ) => {
             let mut answer = |reply: &AnyReply<'_>| session.encode(|writer| reply.write(writer));
             state.carry_out((libraries, charge, &Shared(client)), &call, waits, &mut answer)
         }
-        (Some(Way::Null), Some(Cuda { state: Of::Null(state), charge })) => {
+        (
+            Some(Way::Null),
+            Some(Cuda {
+                state: Of::Null(state),
+                charge,
+            }),
+        ) => {
             let (reply, failure) = state.carry_out(&call, waits, charge);
             if waits {
                 no_bytes(client, &call);
@@ -119,8 +131,13 @@ pub(crate) fn serve(
 /// A client is gone, and all that it had; no thread works for it, and its window is still there.
 pub(crate) fn end(client: &Client) {
     let cuda = client.cuda.lock().unwrap_or_else(PoisonError::into_inner).take();
-    if let (Some(Way::Library(libraries)), Some(Cuda { state: Of::Library(mut state), mut charge })) =
-        (&client.backend.cuda, cuda)
+    if let (
+        Some(Way::Library(libraries)),
+        Some(Cuda {
+            state: Of::Library(mut state),
+            mut charge,
+        }),
+    ) = (&client.backend.cuda, cuda)
     {
         state.end(libraries, &mut charge);
     }
@@ -137,7 +154,11 @@ impl Arena for Shared<'_> {
     }
 
     fn read(&self, span: Span, into: &mut [u8]) -> bool {
-        let region = self.0.window.as_ref().map(|window| window.slice(span.offset, span.length));
+        let region = self
+            .0
+            .window
+            .as_ref()
+            .map(|window| window.slice(span.offset, span.length));
         region.is_some_and(|region| region.is_ok_and(|region| region.read(0, into).is_ok()))
     }
 

@@ -254,7 +254,9 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
         (Some("null"), None) => (None, None),
         (Some("null"), Some(_)) => bail!("--library is for --backend opencl and cuda; leave one of the two out"),
         (Some(other), _) => bail!("--backend {other}: there are opencl, cuda and null"),
-        (None, _) => bail!("--backend is missing: opencl, cuda, or null to try without a driver; --help shows examples"),
+        (None, _) => {
+            bail!("--backend is missing: opencl, cuda, or null to try without a driver; --help shows examples")
+        }
     };
     if !(1..=1024).contains(&threads) {
         bail!("--threads {threads}: 1 to 1024");
@@ -294,7 +296,9 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
 
 /// Directories of CUDA's libraries, which mean the same in a jail.
 fn directories(paths: Option<&Path>) -> Result<Vec<PathBuf>> {
-    let paths: Vec<_> = paths.map(|paths| std::env::split_paths(paths).collect()).unwrap_or_default();
+    let paths: Vec<_> = paths
+        .map(|paths| std::env::split_paths(paths).collect())
+        .unwrap_or_default();
     match paths.iter().find(|path| !path.is_absolute()) {
         Some(path) => bail!("--library {}: with cuda, give directories from / on", path.display()),
         None => Ok(paths),
@@ -564,7 +568,10 @@ mod tests {
                 "leave one of the two out",
             ),
             (&["--socket", "a"], "null to try without a driver"),
-            (&["--socket", "a", "--backend", "rocm"], "there are opencl, cuda and null"),
+            (
+                &["--socket", "a", "--backend", "rocm"],
+                "there are opencl, cuda and null",
+            ),
             (
                 &["--socket", "a", "--backend", "cuda", "--library", "/usr/lib:lib"],
                 "directories from / on",

@@ -3,7 +3,9 @@
 use std::ffi::{CStr, c_void};
 
 use crate::abi::{P, address};
-use crate::generated::values::{cudaErrorInvalidDeviceFunction, cudaErrorInvalidValue, cudaErrorSymbolNotFound};
+use crate::generated::values::{
+    cudaErrorInvalidDeviceFunction as NO_FUNCTION, cudaErrorInvalidValue, cudaErrorSymbolNotFound,
+};
 use crate::registry;
 use crate::stub::{self, Failure, status};
 
@@ -43,7 +45,7 @@ pub(crate) unsafe fn cudaLibraryGetKernel(p_kernel: *mut P, library: P, name: *c
 /// A kernel that is asked for by its name is a symbol.
 fn not_found(failure: Failure) -> Failure {
     match failure {
-        Failure::Code(cudaErrorInvalidDeviceFunction) => Failure::Code(cudaErrorSymbolNotFound),
+        Failure::Code(NO_FUNCTION) => Failure::Code(cudaErrorSymbolNotFound),
         other => other,
     }
 }

@@ -125,7 +125,10 @@ pub(crate) fn basaltModuleVariable(_: &mut Context<'_>, _: &calls::BasaltModuleV
 pub(crate) fn basaltModuleData(cx: &mut Context<'_>, call: &calls::BasaltModuleData) -> Result<(), Failure> {
     let piece = cx.copy_of(call.bytes)?;
     let modules = &mut cx.state.modules;
-    let module = modules.modules.get_mut(&call.module.raw()).ok_or(Failure::InvalidHandle)?;
+    let module = modules
+        .modules
+        .get_mut(&call.module.raw())
+        .ok_or(Failure::InvalidHandle)?;
     let Module::Coming(bytes) = module else {
         return Err(Failure::InvalidValue);
     };
@@ -169,13 +172,15 @@ pub(crate) fn basaltModuleGetFunction(
     let sizes: Result<Vec<_>, _> = places().map(|(_, length)| word(*length)).collect();
     let (count, size) = (word(layout.parameters.len())?, word(layout.size)?);
     cx.state.modules.kernels.insert(call.kernel.raw(), layout);
-    cx.answer(&AnyReply::BasaltModuleGetFunction(calls::BasaltModuleGetFunctionReply {
-        status: 0,
-        count,
-        size,
-        offsets: List::new(&offsets?),
-        sizes: List::new(&sizes?),
-    }));
+    cx.answer(&AnyReply::BasaltModuleGetFunction(
+        calls::BasaltModuleGetFunctionReply {
+            status: 0,
+            count,
+            size,
+            offsets: List::new(&offsets?),
+            sizes: List::new(&sizes?),
+        },
+    ));
     Ok(())
 }
 
@@ -220,11 +225,13 @@ pub(crate) fn basaltModuleGetVariable(
     cx.state.memory.has_room()?;
     let begin = place.expose_provenance() as u64;
     cx.state.memory.add_variable(begin, size as u64);
-    cx.answer(&AnyReply::BasaltModuleGetVariable(calls::BasaltModuleGetVariableReply {
-        status: 0,
-        address: begin,
-        size: size as u64,
-    }));
+    cx.answer(&AnyReply::BasaltModuleGetVariable(
+        calls::BasaltModuleGetVariableReply {
+            status: 0,
+            address: begin,
+            size: size as u64,
+        },
+    ));
     Ok(())
 }
 
@@ -260,7 +267,10 @@ pub(crate) fn cudaLaunchKernel(cx: &mut Context<'_>, call: &calls::CudaLaunchKer
 
 fn dim3(bytes: &List<'_, u8>) -> Result<Dim3, Failure> {
     let word = |index: usize| {
-        let four = bytes.bytes().get(4 * index..4 * index + 4).and_then(<[u8]>::first_chunk);
+        let four = bytes
+            .bytes()
+            .get(4 * index..4 * index + 4)
+            .and_then(<[u8]>::first_chunk);
         four.map(|four| u32::from_le_bytes(*four)).ok_or(Failure::InvalidValue)
     };
     Ok(Dim3 {
@@ -277,6 +287,10 @@ impl Context<'_> {
         let mut bytes = Vec::new();
         bytes.try_reserve_exact(length).map_err(|_| Failure::OutOfMemory)?;
         bytes.resize(length, 0);
-        if self.read(span, &mut bytes) { Ok(bytes) } else { Err(Failure::InvalidValue) }
+        if self.read(span, &mut bytes) {
+            Ok(bytes)
+        } else {
+            Err(Failure::InvalidValue)
+        }
     }
 }
