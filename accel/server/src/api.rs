@@ -13,7 +13,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use crate::cuda::Way;
+use crate::cuda::Support;
 pub(crate) use crate::generated::api::Api;
 use crate::objects::Sort;
 
@@ -163,10 +163,10 @@ pub struct Backend {
     pub(crate) looks_at_arguments: bool,
     /// Whether it calls functions that were registered with it, and has memory with bytes in it.
     pub(crate) calls_back: bool,
+    /// What it does with CUDA's calls.
+    pub(crate) cuda: Support,
     /// How many objects it has for the server.
     pub(crate) census: Census,
-    /// Who carries CUDA's calls out, if it has them.
-    pub(crate) cuda: Option<Way>,
     name: String,
 }
 
@@ -209,8 +209,8 @@ impl Backend {
             api,
             looks_at_arguments: true,
             calls_back: true,
+            cuda: Support::Nothing,
             census: Census::default(),
-            cuda: None,
             name: format!("opencl ({})", path.display()),
         })
     }
@@ -228,8 +228,8 @@ impl Backend {
             api,
             looks_at_arguments: false,
             calls_back: false,
+            cuda: Support::Library(Box::new(libraries)),
             census: Census::default(),
-            cuda: Some(Way::Library(Box::new(libraries))),
             name: "cuda".into(),
         })
     }
@@ -241,9 +241,22 @@ impl Backend {
             api: crate::null::api(),
             looks_at_arguments: false,
             calls_back: false,
+            cuda: Support::Null,
             census: Census::default(),
-            cuda: Some(Way::Null),
             name: "null".into(),
+        }
+    }
+
+    /// One that computes CUDA's calls on the CPU, and has nothing of OpenCL.
+    #[must_use]
+    pub fn reference() -> Self {
+        // SAFETY: 1. nothing is found.
+        let (api, _) = unsafe { Api::find(&|_| None) };
+        Self {
+            api,
+            cuda: Support::Reference,
+            name: "reference".into(),
+            ..Self::null()
         }
     }
 
@@ -253,7 +266,7 @@ impl Backend {
     pub fn simulated() -> Self {
         Self {
             api: crate::simulated::api(),
-            cuda: None,
+            cuda: Support::Nothing,
             name: "simulated".into(),
             ..Self::null()
         }

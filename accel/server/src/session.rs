@@ -133,6 +133,11 @@ impl Client {
         }
     }
 
+    /// Set when it is gone, for work that looks at it.
+    pub(crate) fn gone(&self) -> &AtomicBool {
+        &self.abandoned
+    }
+
     /// Whether it is gone.
     pub(crate) fn is_abandoned(&self) -> bool {
         self.abandoned.load(Ordering::SeqCst)
