@@ -15,8 +15,10 @@ use anyhow::Result;
 
 use crate::mutate::{Random, mutate};
 
-/// No parser takes this long on a small input, however busy the machine is.
+/// No parser takes this much of a processor for a small input.
 const HANG: Duration = Duration::from_secs(10);
+/// Nor does it wait for so long, however busy the machine is.
+const STUCK: Duration = Duration::from_secs(120);
 /// So many inputs that ended in a new way are kept.
 const POOL: usize = 2000;
 
@@ -99,7 +101,7 @@ pub(crate) fn fuzz(target: &Target, seed: u64, time: Duration) -> Findings {
         let ended = panic::catch_unwind(AssertUnwindSafe(|| (target.parse)(&input)));
         findings.executions += 1;
         match ended {
-            Ok(_) if once.elapsed() > HANG => {
+            Ok(_) if is_too_slow(HANG, once.elapsed(), || (target.parse)(&input)) => {
                 let message = format!("took {} s", once.elapsed().as_secs());
                 findings.failure = Some(Failure { input, message });
                 break;
@@ -121,6 +123,24 @@ pub(crate) fn fuzz(target: &Target, seed: u64, time: Duration) -> Findings {
     findings.outcomes = seen.len();
     findings.units = UNITS.get();
     findings
+}
+
+/// Whether it is the input that took so long, and not what else runs here: for that it is fed once more, and what it takes of a processor
+/// counts.
+fn is_too_slow(most: Duration, waited: Duration, again: impl FnOnce() -> u64) -> bool {
+    if waited <= most {
+        return false;
+    }
+    let before = processor_time();
+    again();
+    waited > STUCK || processor_time().saturating_sub(before) > most
+}
+
+/// What this thread has had of a processor.
+fn processor_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    let seconds = time.tv_sec.try_into().unwrap_or_default();
+    Duration::new(seconds, time.tv_nsec.try_into().unwrap_or_default())
 }
 
 /// Writes a failing input where the next run does not overwrite it.
@@ -194,6 +214,22 @@ mod tests {
         let found = fuzz(&sound, 1, Duration::from_secs(2));
         assert!(found.failure.is_none() && found.executions > 100 && found.outcomes == 2);
         assert_eq!(found.units, 3 * found.executions);
+    }
+
+    #[test]
+    fn only_what_an_input_takes_of_the_processor_counts() {
+        let (most, more) = (Duration::from_millis(20), Duration::from_millis(21));
+        assert!(!is_too_slow(most, most, || unreachable!("it was fast")));
+        assert!(!is_too_slow(most, more, || 0));
+        assert!(is_too_slow(most, STUCK + more, || 0));
+        let works = || {
+            let begun = processor_time();
+            while processor_time() - begun < more {
+                std::hint::spin_loop();
+            }
+            0
+        };
+        assert!(is_too_slow(most, more, works));
     }
 
     #[test]

@@ -40,6 +40,8 @@ pub(crate) struct Device {
     pub(crate) attributes: [i32; 160],
     /// Kernels are carried out there: modules and arguments cross.
     pub(crate) takes_code: bool,
+    /// A library there says where memory of the device is.
+    pub(crate) says_addresses: bool,
 }
 
 /// The connection, or what stands for one.
@@ -108,6 +110,7 @@ impl Connection {
             memory: 0,
             attributes: [0; 160],
             takes_code: false,
+            says_addresses: false,
         };
         let mut connection = Self {
             way: None,
@@ -124,6 +127,7 @@ impl Connection {
                 memory: accel_cuda_null::TOTAL_MEMORY,
                 attributes: accel_cuda_null::ATTRIBUTES,
                 takes_code: false,
+                says_addresses: false,
             };
             return Ok(connection);
         }
@@ -166,14 +170,15 @@ impl Connection {
                 reply.name.iter().collect::<Vec<u8>>(),
                 reply.total_global_mem,
                 reply.attributes.iter().collect::<Vec<_>>(),
-                reply.takes_code != 0,
+                reply.takes_code,
             )
         });
         let (name, memory, attributes, takes_code) = told.map_err(|_| {
-            format!("the server at {place} has no CUDA; one with the back end `reference` or `null` has")
+            format!("the server at {place} has no CUDA; one with the back end `cuda`, `reference` or `null` has")
         })?;
         connection.device.memory = memory;
-        connection.device.takes_code = takes_code;
+        connection.device.takes_code = takes_code != 0;
+        connection.device.says_addresses = takes_code == 2;
         for (place, byte) in connection.device.name.iter_mut().zip(name) {
             *place = byte;
         }

@@ -8,6 +8,7 @@
 mod device;
 mod error;
 mod launch;
+mod library;
 mod memory;
 mod rows;
 mod stream;
@@ -16,6 +17,7 @@ mod symbol;
 pub(crate) use self::device::*;
 pub(crate) use self::error::*;
 pub(crate) use self::launch::*;
+pub(crate) use self::library::*;
 pub(crate) use self::memory::*;
 pub(crate) use self::rows::*;
 pub(crate) use self::stream::*;

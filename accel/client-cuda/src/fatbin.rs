@@ -25,6 +25,19 @@ pub(crate) unsafe fn container<'a>(wrapper: usize) -> Result<&'a [u8], Failure> 
     })
 }
 
+/// A container by its own address.
+///
+/// # Safety
+///
+/// Like [`container`].
+pub(crate) unsafe fn bare<'a>(place: usize) -> Result<&'a [u8], Failure> {
+    // SAFETY: 1. the caller's.
+    unsafe { whole(place) }.map_err(|reason| {
+        stub::say(&format!("a library of the program cannot be loaded: {reason}"));
+        Failure::Code(cudaErrorInvalidKernelImage)
+    })
+}
+
 /// # Safety
 ///
 /// Like [`container`].
@@ -32,6 +45,14 @@ unsafe fn find<'a>(wrapper: usize) -> Result<&'a [u8], String> {
     // SAFETY: 1. the caller's.
     let place = wrapped(unsafe { mapped(wrapper, WRAPPER) }?).map_err(|error| error.to_string())?;
     let place = usize::try_from(place).map_err(|error| error.to_string())?;
+    // SAFETY: 1. the caller's.
+    unsafe { whole(place) }
+}
+
+/// # Safety
+///
+/// Like [`container`].
+unsafe fn whole<'a>(place: usize) -> Result<&'a [u8], String> {
     // SAFETY: 1. the caller's.
     let length = container_size(unsafe { mapped(place, HEADER) }?).map_err(|error| error.to_string())?;
     let length = usize::try_from(length).map_err(|error| error.to_string())?;

@@ -29,6 +29,7 @@ mod nccl;
 mod nvml;
 mod nvrtc;
 mod registry;
+mod reserved;
 mod stub;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -71,6 +71,15 @@ pub(crate) fn forget_variable(begin: u64) {
     }
 }
 
+/// Memory of the device's that the server has put there.
+pub(crate) fn insert(begin: u64, length: u64, kind: Kind) {
+    let mut memory = lock(&MEMORY);
+    if let Some((before, _)) = memory.ranges.insert(begin, (length, kind)) {
+        memory.used -= before;
+    }
+    memory.used += length;
+}
+
 /// Where all allocations begin, but for variables.
 pub(crate) fn allocations() -> Vec<u64> {
     let memory = lock(&MEMORY);
@@ -176,6 +185,10 @@ impl Memory {
     }
 
     fn give_back(&mut self, mut begin: u64, mut length: u64) {
+        if !self.is_reserved {
+            // The server has put it there, and knows what is free.
+            return;
+        }
         if let Some((&before, &size)) = self.free.range(..begin).next_back()
             && before + size == begin
         {

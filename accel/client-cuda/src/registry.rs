@@ -23,10 +23,12 @@ use accel_proto::cuda::{
 use crate::connection::{Connection, connection};
 use crate::fatbin;
 use crate::generated::values::{
-    cudaErrorInvalidDeviceFunction, cudaErrorInvalidSymbol, cudaErrorInvalidValue, cudaErrorNotSupported,
+    cudaErrorInvalidDeviceFunction, cudaErrorInvalidSymbol, cudaErrorInvalidValue, cudaErrorMemoryAllocation,
+    cudaErrorNotSupported,
 };
 use crate::lock;
 use crate::memory;
+use crate::reserved;
 use crate::stub::{self, Failure};
 
 /// Names of kernels begin here; those of all other objects are below it and count up from 1 024, so that a process that makes a thousand a
@@ -52,6 +54,8 @@ pub(crate) struct Layout {
 struct Module {
     /// The wrapper's address.
     wrapper: usize,
+    /// That is the container's own.
+    is_bare: bool,
     /// Its name at the server, if that knows it.
     name: Option<u32>,
     is_gone: bool,
@@ -103,6 +107,24 @@ pub(crate) fn add_module(wrapper: usize) -> usize {
         ..Module::default()
     });
     registry.modules.len()
+}
+
+/// A fat binary without a wrapper.
+///
+/// # Safety
+///
+/// What is mapped at the address stays as it is until the module is removed.
+pub(crate) unsafe fn add_container(code: usize) -> Result<usize, Failure> {
+    // SAFETY: 1. the caller's.
+    unsafe { fatbin::bare(code) }?;
+    let mut registry = lock(&REGISTRY);
+    let registry = registry.get_or_insert_default();
+    registry.modules.push(Module {
+        wrapper: code,
+        is_bare: true,
+        ..Module::default()
+    });
+    Ok(registry.modules.len())
 }
 
 /// A fat binary is gone, and its kernels.
@@ -174,6 +196,64 @@ pub(crate) fn name(host: usize) -> Option<u32> {
         .flatten()
 }
 
+/// A kernel of a module by its name, which is the same one each time.
+pub(crate) fn kernel_of(module: usize, name: &CStr) -> Result<u32, Failure> {
+    let mut registry = lock(&REGISTRY);
+    let registry = registry.get_or_insert_default();
+    let unknown = Failure::Code(cudaErrorInvalidValue);
+    if registry.module_mut(module).is_none_or(|module| module.is_gone) {
+        return Err(unknown);
+    }
+    let mut known = registry.functions.iter();
+    let index = match known.position(|function| function.module == module && text(function.name) == name) {
+        Some(index) => index,
+        None => {
+            // As long as the process: a function's name is.
+            let name = name.to_owned().into_raw().expose_provenance();
+            registry.functions.push(Function {
+                module,
+                host: name,
+                name,
+                is_told: false,
+                layout: None,
+            });
+            registry.functions.len() - 1
+        }
+    };
+    u32::try_from(index)
+        .ok()
+        .and_then(|index| FIRST.checked_add(index))
+        .ok_or(unknown)
+}
+
+/// Where a variable of a module is that has not registered it, and its size; only a server that says addresses knows.
+pub(crate) fn global(module: usize, name: &CStr) -> Result<(u64, u64), Failure> {
+    let connection = connection()?;
+    if !connection.device.says_addresses {
+        return Err(Failure::Code(cudaErrorNotSupported));
+    }
+    let mut registry = lock(&REGISTRY);
+    let registry = registry.get_or_insert_default();
+    let module = registry.tell_module(connection, module)?;
+    ask_variable(connection, module.ok_or(Failure::Code(cudaErrorInvalidValue))?, name)
+}
+
+/// Where a variable of a module is that the server knows, and its size. What the server has put somewhere, nothing of this process may have.
+fn ask_variable(connection: &Connection, module: u32, name: &CStr) -> Result<(u64, u64), Failure> {
+    let call = BasaltModuleGetVariable {
+        module: Handle::from_raw(module),
+        name,
+    };
+    let (address, size) = connection.ask(&call, |reply| (reply.address, reply.size))?;
+    if connection.device.says_addresses {
+        if !reserved::reserve(address, size) {
+            return Err(Failure::Code(cudaErrorMemoryAllocation));
+        }
+        memory::insert(address, size, memory::Kind::Variable);
+    }
+    Ok((address, size))
+}
+
 /// Tells the server of a kernel, if it does not know it; where the server takes code, where the kernel's parameters are.
 pub(crate) fn tell(kernel: u32) -> Result<Option<Arc<Layout>>, Failure> {
     let mut registry = lock(&REGISTRY);
@@ -225,11 +305,7 @@ pub(crate) fn variable(host: usize) -> Result<(u64, u64), Failure> {
     let connection = connection()?;
     let address = if connection.device.takes_code {
         let module = registry.tell_module(connection, of.module)?.ok_or(unknown)?;
-        let call = BasaltModuleGetVariable {
-            module: Handle::from_raw(module),
-            name: text(of.name),
-        };
-        let (address, size) = connection.ask(&call, |reply| (reply.address, reply.size))?;
+        let (address, size) = ask_variable(connection, module, text(of.name))?;
         if size != of.size {
             return Err(unknown);
         }
@@ -290,9 +366,17 @@ impl Registry {
                 stub::say("a module has a __managed__ variable, which is not served; use cudaMalloc and copies");
                 return Err(Failure::Code(cudaErrorNotSupported));
             }
-            // SAFETY: 1. the program has registered the wrapper, which is there for as long as its module.
-            let container = unsafe { fatbin::container(found.wrapper) }?;
-            let variables = found.variables.clone();
+            let container = match found.is_bare {
+                // SAFETY: 1. the program has registered the wrapper, which is there for as long as its module.
+                false => unsafe { fatbin::container(found.wrapper) }?,
+                // SAFETY: 1. it was there when the module was added, and is as long as the module is.
+                true => unsafe { fatbin::bare(found.wrapper) }?,
+            };
+            // A server that says addresses has them from its library.
+            let variables = match connection.device.says_addresses {
+                false => found.variables.clone(),
+                true => Vec::new(),
+            };
             let addresses = self.places(connection, &variables)?;
             connection.send(&load)?;
             for (index, address) in variables.into_iter().zip(addresses) {

@@ -296,7 +296,7 @@ impl Scalar for P {
 
 /// Each library's code for what happened.
 pub(crate) mod status {
-    use super::Failure;
+    use super::{Failure, made};
 
     pub(crate) fn cudart(result: Result<(), Failure>) -> i32 {
         match result {
@@ -336,6 +336,8 @@ pub(crate) mod status {
             Err(Failure::NoServer | Failure::Forked) => no_server,
             Err(Failure::TooLong) => too_long,
             Err(Failure::Code(NOT_SUPPORTED)) => not_served,
+            // There the library itself has answered.
+            Err(Failure::Code(code)) if made().is_some_and(|connection| connection.device.says_addresses) => code,
             Err(Failure::Gone | Failure::Code(_)) => failed,
         }
     }

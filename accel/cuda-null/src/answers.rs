@@ -92,6 +92,8 @@ pub fn answer(call: &AnyCall<'_>, used: u64, total: u64) -> AnyReply<'static> {
             takes_code: 0,
         }),
         AnyCall::BasaltDeviceInfo(_) => call.failed(101),
+        // Its clients choose addresses.
+        AnyCall::BasaltMalloc(_) => call.failed(801),
         AnyCall::CudaMemGetInfo(_) => AnyReply::CudaMemGetInfo(CudaMemGetInfoReply {
             status: 0,
             free: total.saturating_sub(used),

@@ -1,10 +1,11 @@
 //! What is generated of CUDA's libraries beyond the types of calls: the client's functions, their names and versions for the linker, the
-//! constants of the annotations, and the page of calls.
+//! server's calls of the real libraries, the constants of the annotations, and the page of calls.
 //!
 //! Knows no function by name; what those by hand do is the client's.
 
 mod document;
 mod function;
+mod library;
 mod symbols;
 
 use std::collections::BTreeMap;
@@ -17,6 +18,8 @@ use sha2::{Digest, Sha256};
 use crate::code::HEAD;
 use crate::lock::Lock;
 use crate::{CUDA, GenError, Numbered, Output, PROTO, formatted};
+
+pub(crate) use library::LIBRARY;
 
 /// Where the client's functions go.
 pub(crate) const CLIENT: &str = "accel/client-cuda/src/generated";
@@ -39,6 +42,11 @@ pub(crate) fn outputs(root: &Path, lock: &mut Lock) -> Result<Vec<Output>, GenEr
     }
     for (name, text) in rust {
         let path = format!("{CLIENT}/{name}.rs");
+        let text = formatted(root, &path, &text)?;
+        outputs.push(Output { path, text });
+    }
+    for (name, text) in library::modules(&cuda, &parts) {
+        let path = format!("{LIBRARY}/{name}.rs");
         let text = formatted(root, &path, &text)?;
         outputs.push(Output { path, text });
     }

@@ -229,7 +229,7 @@ fn serve(
     slots: &[Slot],
     restore: Option<&File>,
 ) -> Result<()> {
-    let backend = crate::backend(options)?;
+    let backend = options.backend.open()?;
     log::info!("{} is served to a guest", backend.name());
     let server = crate::server(options, backend, control)?;
     let slots = slots_of(inherited, slots, options)?;

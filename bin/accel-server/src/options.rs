@@ -12,14 +12,16 @@ use anyhow::{Context as _, Result, bail};
 use base::ByteSize;
 use log::LevelFilter;
 
+use crate::carrier::Carrier;
 use crate::confine::{self, Jail};
 
 const HELP: &str = "\
 basalt-accel-server: carries out forwarded calls of an accelerator's API (see docs/accel.md)
 
-Usage: basalt-accel-server --socket PATH --backend opencl|null [--library PATH] [--arena SIZE] [--threads NUMBER]
-                           [--transports LIST] [--busy-poll MICROS] [--memory SIZE] [--arbiter PATH]
-                           [--inflight NUMBER] [--control PATH] [--log-level LEVEL] [--jail [what it is like]]
+Usage: basalt-accel-server --socket PATH --backend opencl|cuda|null|reference [--library PATH]
+                           [--arena SIZE] [--threads NUMBER] [--transports LIST] [--busy-poll MICROS] [--memory SIZE]
+                           [--arbiter PATH] [--inflight NUMBER] [--control PATH] [--log-level LEVEL]
+                           [--jail [what it is like]]
        basalt-accel-server --listen ADDRESS:PORT --tls-cert FILE --tls-key FILE [--tls-client-ca FILE] --backend ...
        basalt-accel-server --vsock-fd FD --window-fd FD --driver-fd FD --musl-driver-fd FD --ready-fd FD [--save-fd FD]
                            [--restore-fd FD] [--arbiter-fd FD] [--control-fd FD] --backend ... (the node's daemon does that)
@@ -43,8 +45,10 @@ Usage: basalt-accel-server --socket PATH --backend opencl|null [--library PATH] 
                      --jail it is a mount that is nowhere yet
   --control-fd FD    with it, in place of --control: a unix socket that listens; time is measured if there is an arbiter
   --pinned           with it: the machine has the window's pages pinned, so that they are zeroed in place of given back
-  --backend NAME     opencl: a library of this host carries calls out; null: nobody does, for measuring and tests
-  --library PATH     with opencl: the library, libOpenCL.so.1; the drivers that it finds are those of OCL_ICD_VENDORS
+  --backend NAME     opencl or cuda: libraries of this host carry calls out; reference: calls of CUDA are computed on the
+                     CPU; null: nobody does, for measuring and tests
+  --library PATH     with opencl: the library, libOpenCL.so.1; the drivers that it finds are those of OCL_ICD_VENDORS;
+                     with cuda: directories of its libraries, with colons between them; else the loader finds them
   --arena SIZE       memory that is shared with each client for what is large, at most; it takes what is used of it; 256m
   --threads NUMBER   the most threads of a client that can call at a time; 32
   --transports LIST  how records may travel: spin, bell, same-cpu, stream, synchronous, with commas; what fits this host
@@ -69,9 +73,6 @@ Examples:
 
 SIGTERM ends it at once, and SIGKILL in a jail; its clients get errors of the API.
 ";
-
-/// The loader's name, which dlopen(3) looks for.
-const LIBRARY: &str = "libOpenCL.so.1";
 
 /// Records of each ring.
 const RECORDS: u32 = 256;
@@ -146,8 +147,7 @@ struct Fds {
 #[derive(Debug)]
 pub(crate) struct Options {
     pub(crate) place: Place,
-    /// The library that carries calls out; none for the back end that does nothing.
-    pub(crate) library: Option<PathBuf>,
+    pub(crate) backend: Carrier,
     pub(crate) arena: ByteSize,
     pub(crate) threads: u32,
     pub(crate) transports: Vec<Transport>,
@@ -245,13 +245,7 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
             other => return Err(other.unexpected().into()),
         }
     }
-    let library = match (backend.as_deref(), library) {
-        (Some("opencl"), library) => Some(library.unwrap_or_else(|| LIBRARY.into())),
-        (Some("null"), None) => None,
-        (Some("null"), Some(_)) => bail!("--library is for --backend opencl; leave one of the two out"),
-        (Some(other), _) => bail!("--backend {other}: there are opencl and null"),
-        (None, _) => bail!("--backend is missing: opencl, or null to try without a driver; --help shows examples"),
-    };
+    let backend = Carrier::named(backend.as_deref(), library)?;
     if !(1..=1024).contains(&threads) {
         bail!("--threads {threads}: 1 to 1024");
     }
@@ -263,6 +257,7 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
     if let Some(jail) = &mut jail {
         jail.listens = remote.listen.is_some();
         reaches(jail, limits.arbiter.as_deref())?;
+        jail.read_only.extend(backend.directories().iter().cloned());
     }
     // Whoever asks wants to know.
     limits.measures_time = control.is_some();
@@ -273,7 +268,7 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     Ok(Command::Serve(Box::new(Options {
         place,
-        library,
+        backend,
         arena,
         threads,
         transports: transports.unwrap_or_else(|| Transport::preferred(cpus).to_vec()),
@@ -417,6 +412,7 @@ fn list(names: &str) -> Result<Vec<Transport>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::carrier::LIBRARY;
 
     fn parsed(words: &[&str]) -> Result<Options> {
         match parse_from(lexopt::Parser::from_args(words))? {
@@ -428,7 +424,7 @@ mod tests {
     #[test]
     fn what_is_not_said_is_what_the_help_says() {
         let options = parsed(&["--socket", "a.sock", "--backend", "opencl"]).unwrap();
-        assert_eq!(options.library, Some(LIBRARY.into()));
+        assert_eq!(options.backend, Carrier::Opencl(LIBRARY.into()));
         assert_eq!((options.arena.0, options.threads), (256 << 20, 32));
         assert!(HELP.contains("256m") && HELP.contains("; 32\n") && HELP.contains(LIBRARY));
         assert!(!options.transports.contains(&Transport::Synchronous));
@@ -437,7 +433,9 @@ mod tests {
         assert!(!limits.measures_time && options.control.is_none());
         let options = parsed(&["--socket=a", "--backend=null", "--transports=spin,bell", "--arena=1m"]).unwrap();
         assert_eq!(options.transports, [Transport::Spin, Transport::Bell]);
-        assert!(options.library.is_none() && options.arena.0 == 1 << 20);
+        assert!(options.backend.library().is_none() && options.arena.0 == 1 << 20);
+        let options = parsed(&["--socket=a", "--backend=reference"]).unwrap();
+        assert_eq!(options.backend, Carrier::Reference);
         let words = ["--memory=2g", "--arbiter=b", "--inflight=16", "--control=c"];
         let options = parsed(&[&["--socket=a", "--backend=null"][..], &words].concat()).unwrap();
         let limits = options.limits;
@@ -549,7 +547,18 @@ mod tests {
                 "leave one of the two out",
             ),
             (&["--socket", "a"], "null to try without a driver"),
-            (&["--socket", "a", "--backend", "cuda"], "there are opencl and null"),
+            (
+                &["--socket", "a", "--backend", "rocm"],
+                "there are opencl, cuda, reference and null",
+            ),
+            (
+                &["--socket", "a", "--backend", "cuda", "--library", "/usr/lib:lib"],
+                "directories from / on",
+            ),
+            (
+                &["--socket=a", "--backend=reference", "--library=b"],
+                "for --backend opencl",
+            ),
             (
                 &["--socket", "a", "--backend", "null", "--library", "b"],
                 "leave one of the two out",

@@ -1,5 +1,5 @@
-//! `basalt doctor`: shows what crate `host` found, what giving devices away needs, what the daemon has of memory that is zeroed ahead, what it
-//! found in its state directory when it was started last, and which snapshots and templates are known to be damaged.
+//! `basalt doctor`: shows what crate `host` found, what giving devices away and the class bare need, what the daemon has of memory that is
+//! zeroed ahead, what it found in its state directory when it was started last, and which snapshots and templates are known to be damaged.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -13,7 +13,7 @@ use vfio::host::Sysfs;
 
 use crate::logs::rfc3339;
 use crate::output::{Colour, Output, coloured};
-use crate::{EXIT_FAILED, daemon, passthrough, places};
+use crate::{EXIT_FAILED, bare, daemon, passthrough, places};
 
 /// The check of the state directory.
 const STATE: &str = "state";
@@ -26,6 +26,7 @@ pub(crate) fn doctor(output: &Output) -> Result<u8> {
     let places = places::for_doctor()?;
     let mut report = host::doctor(&places);
     report.checks.extend(passthrough::checks(&Sysfs::of_host()));
+    report.checks.extend(bare::checks(Path::new("/")));
     report
         .checks
         .extend(daemon::zeroed_memory(&places.state).as_ref().map(zeroed));

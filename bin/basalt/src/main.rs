@@ -6,6 +6,7 @@ mod accel;
 mod asked;
 mod attached;
 mod bar;
+mod bare;
 mod cdi_spec;
 mod cli;
 mod copy;

@@ -288,6 +288,7 @@ mod tests {
             memory: 0x1122_3344_5566,
             attributes: [0; 160],
             takes_code: false,
+            says_addresses: false,
         };
         for (index, value) in [
             (MAJOR, 9),

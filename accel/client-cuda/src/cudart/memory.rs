@@ -2,11 +2,11 @@
 
 use std::ffi::c_void;
 
-use accel_proto::cuda::{CudaFree, CudaMalloc, CudaMemcpyAsync};
+use accel_proto::cuda::{BasaltMalloc, CudaFree, CudaMalloc, CudaMemcpyAsync};
 use accel_proto::{Handle, Memory, Span, SvmAddress};
 
 use crate::abi::{P, raw};
-use crate::connection::connection;
+use crate::connection::{Connection, connection};
 use crate::generated::values::{
     cudaErrorInvalidMemcpyDirection, cudaErrorInvalidValue, cudaErrorMemoryAllocation, cudaMemcpyDefault as DEFAULT,
     cudaMemcpyDeviceToDevice as DEVICE_TO_DEVICE, cudaMemcpyDeviceToHost as DEVICE_TO_HOST,
@@ -14,6 +14,7 @@ use crate::generated::values::{
     cudaMemoryTypeHost, cudaMemoryTypeUnregistered,
 };
 use crate::memory::{self, Kind};
+use crate::reserved;
 use crate::stub::{self, Failure, status};
 
 /// What memory for copies begins at a multiple of: a page, as natively.
@@ -25,6 +26,9 @@ pub(crate) unsafe fn cudaMalloc(dev_ptr: *mut *mut c_void, size: usize) -> i32 {
             return Ok(0);
         }
         let connection = connection()?;
+        if connection.device.says_addresses {
+            return told(connection, size as u64);
+        }
         let begin = memory::allocate(size as u64, connection.device.memory)?;
         connection
             .send(&CudaMalloc {
@@ -46,6 +50,32 @@ pub(crate) unsafe fn cudaMalloc(dev_ptr: *mut *mut c_void, size: usize) -> i32 {
         }
         Err(failure) => status::cudart(Err(failure)),
     }
+}
+
+/// How often an address is asked for until one is free in this process.
+const MOST_TOLD: usize = 8;
+
+/// An allocation where the server's library has put it. One where something of the process lies already is kept until another is found, as
+/// the library would put the next one there, too.
+fn told(connection: &Connection, size: u64) -> Result<u64, Failure> {
+    let mut taken = Vec::new();
+    let found = loop {
+        match connection.ask(&BasaltMalloc { size }, |reply| reply.dev_ptr) {
+            Err(failure) => break Err(failure),
+            Ok(begin) if reserved::reserve(begin, size) => break Ok(begin),
+            Ok(begin) => taken.push(begin),
+        }
+        if taken.len() >= MOST_TOLD {
+            stub::say("the addresses of the device's memory are taken in this process; start it again");
+            break Err(Failure::Code(cudaErrorMemoryAllocation));
+        }
+    };
+    for begin in taken {
+        stub::send(&CudaFree { dev_ptr: begin })?;
+    }
+    let begin = found?;
+    memory::insert(begin, size, Kind::Device);
+    Ok(begin)
 }
 
 /// What rows begin at multiples of: natively, too, what textures and copies of rows like best.

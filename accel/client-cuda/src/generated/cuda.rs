@@ -113,80 +113,93 @@ unsafe extern "C" fn basalt_cuInit(flags: u32) -> i32 {
     unsafe { crate::cuda::cuInit(flags) }
 }
 
+/// `CUresult cuKernelGetParamInfo(CUkernel kernel, size_t paramIndex, size_t *paramOffset, size_t *paramSize)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn basalt_cuKernelGetParamInfo(
+    kernel: P,
+    param_index: usize,
+    param_offset: *mut usize,
+    param_size: *mut usize,
+) -> i32 {
+    stub::enter(197);
+    // SAFETY: 1. the arguments are the program's, as the declaration has them.
+    unsafe { crate::cuda::cuKernelGetParamInfo(kernel, param_index, param_offset, param_size) }
+}
+
 /// `cuLaunchCooperativeKernel`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cuLaunchCooperativeKernel() -> i64 {
-    stub::not_served(197, 801)
+    stub::not_served(198, 801)
 }
 
 /// `cuLaunchKernel`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cuLaunchKernel() -> i64 {
-    stub::not_served(198, 801)
+    stub::not_served(199, 801)
 }
 
 /// `cuLinkAddData_v2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cuLinkAddData_v2() -> i64 {
-    stub::not_served(199, 801)
+    stub::not_served(200, 801)
 }
 
 /// `cuLinkComplete`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cuLinkComplete() -> i64 {
-    stub::not_served(200, 801)
+    stub::not_served(201, 801)
 }
 
 /// `cuLinkCreate_v2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cuLinkCreate_v2() -> i64 {
-    stub::not_served(201, 801)
+    stub::not_served(202, 801)
 }
 
 /// `cuModuleGetFunction`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cuModuleGetFunction() -> i64 {
-    stub::not_served(202, 801)
+    stub::not_served(203, 801)
 }
 
 /// `cuModuleLoad`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cuModuleLoad() -> i64 {
-    stub::not_served(203, 801)
+    stub::not_served(204, 801)
 }
 
 /// `cuModuleLoadData`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cuModuleLoadData() -> i64 {
-    stub::not_served(204, 801)
+    stub::not_served(205, 801)
 }
 
 /// `cuModuleLoadDataEx`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cuModuleLoadDataEx() -> i64 {
-    stub::not_served(205, 801)
+    stub::not_served(206, 801)
 }
 
 /// `cuModuleUnload`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cuModuleUnload() -> i64 {
-    stub::not_served(206, 801)
+    stub::not_served(207, 801)
 }
 
 /// `cuOccupancyMaxActiveBlocksPerMultiprocessor`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cuOccupancyMaxActiveBlocksPerMultiprocessor() -> i64 {
-    stub::not_served(207, 801)
+    stub::not_served(208, 801)
 }
 
 /// `cuPointerGetAttribute`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cuPointerGetAttribute() -> i64 {
-    stub::not_served(208, 801)
+    stub::not_served(209, 801)
 }
 
 /// `cuTensorMapEncodeTiled`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cuTensorMapEncodeTiled() -> i64 {
-    stub::not_served(209, 801)
+    stub::not_served(210, 801)
 }

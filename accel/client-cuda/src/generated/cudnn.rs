@@ -37,7 +37,7 @@ unsafe extern "C" fn basalt_cudnnActivationBackward(
     dx_desc: P,
     dx: *mut c_void,
 ) -> i32 {
-    stub::enter(332);
+    stub::enter(337);
     // SAFETY: 1. the program's lists are as long as the declaration has them; 2. its descriptors are those that it was given.
     let call = unsafe {
         calls::CudnnActivationBackward {
@@ -70,7 +70,7 @@ unsafe extern "C" fn basalt_cudnnActivationForward(
     y_desc: P,
     y: *mut c_void,
 ) -> i32 {
-    stub::enter(333);
+    stub::enter(338);
     // SAFETY: 1. the program's lists are as long as the declaration has them; 2. its descriptors are those that it was given.
     let call = unsafe {
         calls::CudnnActivationForward {
@@ -98,7 +98,7 @@ unsafe extern "C" fn basalt_cudnnAddTensor(
     c_desc: P,
     c: *mut c_void,
 ) -> i32 {
-    stub::enter(334);
+    stub::enter(339);
     // SAFETY: 1. the program's lists are as long as the declaration has them; 2. its descriptors are those that it was given.
     let call = unsafe {
         calls::CudnnAddTensor {
@@ -117,37 +117,37 @@ unsafe extern "C" fn basalt_cudnnAddTensor(
 /// `cudnnBackendCreateDescriptor`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnBackendCreateDescriptor() -> i64 {
-    stub::not_served(335, 3000)
+    stub::not_served(340, 3000)
 }
 
 /// `cudnnBackendDestroyDescriptor`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnBackendDestroyDescriptor() -> i64 {
-    stub::not_served(336, 3000)
+    stub::not_served(341, 3000)
 }
 
 /// `cudnnBackendExecute`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnBackendExecute() -> i64 {
-    stub::not_served(337, 3000)
+    stub::not_served(342, 3000)
 }
 
 /// `cudnnBackendFinalize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnBackendFinalize() -> i64 {
-    stub::not_served(338, 3000)
+    stub::not_served(343, 3000)
 }
 
 /// `cudnnBackendGetAttribute`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnBackendGetAttribute() -> i64 {
-    stub::not_served(339, 3000)
+    stub::not_served(344, 3000)
 }
 
 /// `cudnnBackendSetAttribute`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnBackendSetAttribute() -> i64 {
-    stub::not_served(340, 3000)
+    stub::not_served(345, 3000)
 }
 
 /// `cudnnStatus_t cudnnBatchNormalizationBackward(cudnnHandle_t handle, cudnnBatchNormMode_t mode, const void *alphaDataDiff, const void *betaDataDiff, const void *alphaParamDiff, const void *betaParamDiff, cudnnTensorDescriptor_t xDesc, const void *x, cudnnTensorDescriptor_t dyDesc, const void *dy, cudnnTensorDescriptor_t dxDesc, void *dx, cudnnTensorDescriptor_t dBnScaleBiasDesc, const void *bnScale, void *dBnScaleResult, void *dBnBiasResult, double epsilon, const void *savedMean, const void *savedInvVariance)`.
@@ -173,7 +173,7 @@ unsafe extern "C" fn basalt_cudnnBatchNormalizationBackward(
     saved_mean: *const c_void,
     saved_inv_variance: *const c_void,
 ) -> i32 {
-    stub::enter(341);
+    stub::enter(346);
     // SAFETY: 1. the program's lists are as long as the declaration has them; 2. its descriptors are those that it was given.
     let call = unsafe {
         calls::CudnnBatchNormalizationBackward {
@@ -235,7 +235,7 @@ unsafe extern "C" fn basalt_cudnnBatchNormalizationBackwardEx(
     reserve_space: *mut c_void,
     reserve_space_size_in_bytes: usize,
 ) -> i32 {
-    stub::enter(342);
+    stub::enter(347);
     // SAFETY: 1. the program's lists are as long as the declaration has them; 2. its descriptors are those that it was given.
     let call = unsafe {
         calls::CudnnBatchNormalizationBackwardEx {
@@ -292,7 +292,7 @@ unsafe extern "C" fn basalt_cudnnBatchNormalizationForwardInference(
     estimated_variance: *const c_void,
     epsilon: f64,
 ) -> i32 {
-    stub::enter(343);
+    stub::enter(348);
     // SAFETY: 1. the program's lists are as long as the declaration has them; 2. its descriptors are those that it was given.
     let call = unsafe {
         calls::CudnnBatchNormalizationForwardInference {
@@ -336,7 +336,7 @@ unsafe extern "C" fn basalt_cudnnBatchNormalizationForwardTraining(
     result_save_mean: *mut c_void,
     result_save_inv_variance: *mut c_void,
 ) -> i32 {
-    stub::enter(344);
+    stub::enter(349);
     // SAFETY: 1. the program's lists are as long as the declaration has them; 2. its descriptors are those that it was given.
     let call = unsafe {
         calls::CudnnBatchNormalizationForwardTraining {
@@ -391,7 +391,7 @@ unsafe extern "C" fn basalt_cudnnBatchNormalizationForwardTrainingEx(
     reserve_space: *mut c_void,
     reserve_space_size_in_bytes: usize,
 ) -> i32 {
-    stub::enter(345);
+    stub::enter(350);
     // SAFETY: 1. the program's lists are as long as the declaration has them; 2. its descriptors are those that it was given.
     let call = unsafe {
         calls::CudnnBatchNormalizationForwardTrainingEx {
@@ -428,13 +428,13 @@ unsafe extern "C" fn basalt_cudnnBatchNormalizationForwardTrainingEx(
 /// `cudnnCTCLoss`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnCTCLoss() -> i64 {
-    stub::not_served(346, 3000)
+    stub::not_served(351, 3000)
 }
 
 /// `cudnnCTCLoss_v8`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnCTCLoss_v8() -> i64 {
-    stub::not_served(347, 3000)
+    stub::not_served(352, 3000)
 }
 
 /// `cudnnStatus_t cudnnConvolutionBackwardBias(cudnnHandle_t handle, const void *alpha, cudnnTensorDescriptor_t dyDesc, const void *dy, const void *beta, cudnnTensorDescriptor_t dbDesc, void *db)`.
@@ -448,7 +448,7 @@ unsafe extern "C" fn basalt_cudnnConvolutionBackwardBias(
     db_desc: P,
     db: *mut c_void,
 ) -> i32 {
-    stub::enter(348);
+    stub::enter(353);
     // SAFETY: 1. the program's lists are as long as the declaration has them; 2. its descriptors are those that it was given.
     let call = unsafe {
         calls::CudnnConvolutionBackwardBias {
@@ -481,7 +481,7 @@ unsafe extern "C" fn basalt_cudnnConvolutionBackwardData(
     dx_desc: P,
     dx: *mut c_void,
 ) -> i32 {
-    stub::enter(349);
+    stub::enter(354);
     // SAFETY: 1. the program's lists are as long as the declaration has them; 2. its descriptors are those that it was given.
     let call = unsafe {
         calls::CudnnConvolutionBackwardData {
@@ -520,7 +520,7 @@ unsafe extern "C" fn basalt_cudnnConvolutionBackwardFilter(
     dw_desc: P,
     dw: *mut c_void,
 ) -> i32 {
-    stub::enter(350);
+    stub::enter(355);
     // SAFETY: 1. the program's lists are as long as the declaration has them; 2. its descriptors are those that it was given.
     let call = unsafe {
         calls::CudnnConvolutionBackwardFilter {
@@ -545,7 +545,7 @@ unsafe extern "C" fn basalt_cudnnConvolutionBackwardFilter(
 /// `cudnnConvolutionBiasActivationForward`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnConvolutionBiasActivationForward() -> i64 {
-    stub::not_served(351, 3000)
+    stub::not_served(356, 3000)
 }
 
 /// `cudnnStatus_t cudnnConvolutionForward(cudnnHandle_t handle, const void *alpha, cudnnTensorDescriptor_t xDesc, const void *x, cudnnFilterDescriptor_t wDesc, const void *w, cudnnConvolutionDescriptor_t convDesc, cudnnConvolutionFwdAlgo_t algo, void *workSpace, size_t workSpaceSizeInBytes, const void *beta, cudnnTensorDescriptor_t yDesc, void *y)`.
@@ -565,7 +565,7 @@ unsafe extern "C" fn basalt_cudnnConvolutionForward(
     y_desc: P,
     y: *mut c_void,
 ) -> i32 {
-    stub::enter(352);
+    stub::enter(357);
     // SAFETY: 1. the program's lists are as long as the declaration has them; 2. its descriptors are those that it was given.
     let call = unsafe {
         calls::CudnnConvolutionForward {
@@ -590,7 +590,7 @@ unsafe extern "C" fn basalt_cudnnConvolutionForward(
 /// `cudnnStatus_t cudnnCreate(cudnnHandle_t *handle)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudnnCreate(handle: *mut P) -> i32 {
-    stub::enter(353);
+    stub::enter(358);
     let made = stub::name();
     let call = calls::CudnnCreate {
         handle: Handle::from_raw(made),
@@ -606,7 +606,7 @@ unsafe extern "C" fn basalt_cudnnCreate(handle: *mut P) -> i32 {
 /// `cudnnStatus_t cudnnCreateActivationDescriptor(cudnnActivationDescriptor_t *activationDesc)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudnnCreateActivationDescriptor(activation_desc: *mut P) -> i32 {
-    stub::enter(354);
+    stub::enter(359);
     let words = crate::descriptor::Words::default();
     // SAFETY: 1. the program has a place for it.
     unsafe { stub::put(activation_desc, crate::descriptor::create(0x1045, words)) };
@@ -616,13 +616,13 @@ unsafe extern "C" fn basalt_cudnnCreateActivationDescriptor(activation_desc: *mu
 /// `cudnnCreateCTCLossDescriptor`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnCreateCTCLossDescriptor() -> i64 {
-    stub::not_served(355, 3000)
+    stub::not_served(360, 3000)
 }
 
 /// `cudnnStatus_t cudnnCreateConvolutionDescriptor(cudnnConvolutionDescriptor_t *convDesc)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudnnCreateConvolutionDescriptor(conv_desc: *mut P) -> i32 {
-    stub::enter(356);
+    stub::enter(361);
     let words = crate::descriptor::Words::default();
     // SAFETY: 1. the program has a place for it.
     unsafe { stub::put(conv_desc, crate::descriptor::create(0x1046, words)) };
@@ -632,13 +632,13 @@ unsafe extern "C" fn basalt_cudnnCreateConvolutionDescriptor(conv_desc: *mut P) 
 /// `cudnnCreateDropoutDescriptor`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnCreateDropoutDescriptor() -> i64 {
-    stub::not_served(357, 3000)
+    stub::not_served(362, 3000)
 }
 
 /// `cudnnStatus_t cudnnCreateFilterDescriptor(cudnnFilterDescriptor_t *filterDesc)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudnnCreateFilterDescriptor(filter_desc: *mut P) -> i32 {
-    stub::enter(358);
+    stub::enter(363);
     let words = crate::descriptor::Words::default();
     // SAFETY: 1. the program has a place for it.
     unsafe { stub::put(filter_desc, crate::descriptor::create(0x1047, words)) };
@@ -648,7 +648,7 @@ unsafe extern "C" fn basalt_cudnnCreateFilterDescriptor(filter_desc: *mut P) -> 
 /// `cudnnStatus_t cudnnCreatePoolingDescriptor(cudnnPoolingDescriptor_t *poolingDesc)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudnnCreatePoolingDescriptor(pooling_desc: *mut P) -> i32 {
-    stub::enter(359);
+    stub::enter(364);
     let words = crate::descriptor::Words::default();
     // SAFETY: 1. the program has a place for it.
     unsafe { stub::put(pooling_desc, crate::descriptor::create(0x1048, words)) };
@@ -658,25 +658,25 @@ unsafe extern "C" fn basalt_cudnnCreatePoolingDescriptor(pooling_desc: *mut P) -
 /// `cudnnCreateRNNDataDescriptor`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnCreateRNNDataDescriptor() -> i64 {
-    stub::not_served(360, 3000)
+    stub::not_served(365, 3000)
 }
 
 /// `cudnnCreateRNNDescriptor`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnCreateRNNDescriptor() -> i64 {
-    stub::not_served(361, 3000)
+    stub::not_served(366, 3000)
 }
 
 /// `cudnnCreateSpatialTransformerDescriptor`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnCreateSpatialTransformerDescriptor() -> i64 {
-    stub::not_served(362, 3000)
+    stub::not_served(367, 3000)
 }
 
 /// `cudnnStatus_t cudnnCreateTensorDescriptor(cudnnTensorDescriptor_t *tensorDesc)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudnnCreateTensorDescriptor(tensor_desc: *mut P) -> i32 {
-    stub::enter(363);
+    stub::enter(368);
     let words = crate::descriptor::Words::default();
     // SAFETY: 1. the program has a place for it.
     unsafe { stub::put(tensor_desc, crate::descriptor::create(0x1049, words)) };
@@ -686,7 +686,7 @@ unsafe extern "C" fn basalt_cudnnCreateTensorDescriptor(tensor_desc: *mut P) -> 
 /// `cudnnStatus_t cudnnDeriveBNTensorDescriptor(cudnnTensorDescriptor_t derivedBnDesc, cudnnTensorDescriptor_t xDesc, cudnnBatchNormMode_t mode)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudnnDeriveBNTensorDescriptor(derived_bn_desc: P, x_desc: P, mode: i32) -> i32 {
-    stub::enter(364);
+    stub::enter(369);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe { crate::cudnn::cudnnDeriveBNTensorDescriptor(derived_bn_desc, x_desc, mode) }
 }
@@ -694,7 +694,7 @@ unsafe extern "C" fn basalt_cudnnDeriveBNTensorDescriptor(derived_bn_desc: P, x_
 /// `cudnnStatus_t cudnnDestroy(cudnnHandle_t handle)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudnnDestroy(handle: P) -> i32 {
-    stub::enter(365);
+    stub::enter(370);
     let call = calls::CudnnDestroy {
         handle: Handle::from_raw(crate::abi::raw(handle)),
     };
@@ -704,7 +704,7 @@ unsafe extern "C" fn basalt_cudnnDestroy(handle: P) -> i32 {
 /// `cudnnStatus_t cudnnDestroyActivationDescriptor(cudnnActivationDescriptor_t activationDesc)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudnnDestroyActivationDescriptor(activation_desc: P) -> i32 {
-    stub::enter(366);
+    stub::enter(371);
     // SAFETY: 1. the program gives back what was made for it, once.
     unsafe { crate::descriptor::destroy(activation_desc) };
     0
@@ -713,13 +713,13 @@ unsafe extern "C" fn basalt_cudnnDestroyActivationDescriptor(activation_desc: P)
 /// `cudnnDestroyCTCLossDescriptor`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnDestroyCTCLossDescriptor() -> i64 {
-    stub::not_served(367, 3000)
+    stub::not_served(372, 3000)
 }
 
 /// `cudnnStatus_t cudnnDestroyConvolutionDescriptor(cudnnConvolutionDescriptor_t convDesc)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudnnDestroyConvolutionDescriptor(conv_desc: P) -> i32 {
-    stub::enter(368);
+    stub::enter(373);
     // SAFETY: 1. the program gives back what was made for it, once.
     unsafe { crate::descriptor::destroy(conv_desc) };
     0
@@ -728,13 +728,13 @@ unsafe extern "C" fn basalt_cudnnDestroyConvolutionDescriptor(conv_desc: P) -> i
 /// `cudnnDestroyDropoutDescriptor`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnDestroyDropoutDescriptor() -> i64 {
-    stub::not_served(369, 3000)
+    stub::not_served(374, 3000)
 }
 
 /// `cudnnStatus_t cudnnDestroyFilterDescriptor(cudnnFilterDescriptor_t filterDesc)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudnnDestroyFilterDescriptor(filter_desc: P) -> i32 {
-    stub::enter(370);
+    stub::enter(375);
     // SAFETY: 1. the program gives back what was made for it, once.
     unsafe { crate::descriptor::destroy(filter_desc) };
     0
@@ -743,7 +743,7 @@ unsafe extern "C" fn basalt_cudnnDestroyFilterDescriptor(filter_desc: P) -> i32 
 /// `cudnnStatus_t cudnnDestroyPoolingDescriptor(cudnnPoolingDescriptor_t poolingDesc)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudnnDestroyPoolingDescriptor(pooling_desc: P) -> i32 {
-    stub::enter(371);
+    stub::enter(376);
     // SAFETY: 1. the program gives back what was made for it, once.
     unsafe { crate::descriptor::destroy(pooling_desc) };
     0
@@ -752,25 +752,25 @@ unsafe extern "C" fn basalt_cudnnDestroyPoolingDescriptor(pooling_desc: P) -> i3
 /// `cudnnDestroyRNNDataDescriptor`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnDestroyRNNDataDescriptor() -> i64 {
-    stub::not_served(372, 3000)
+    stub::not_served(377, 3000)
 }
 
 /// `cudnnDestroyRNNDescriptor`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnDestroyRNNDescriptor() -> i64 {
-    stub::not_served(373, 3000)
+    stub::not_served(378, 3000)
 }
 
 /// `cudnnDestroySpatialTransformerDescriptor`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnDestroySpatialTransformerDescriptor() -> i64 {
-    stub::not_served(374, 3000)
+    stub::not_served(379, 3000)
 }
 
 /// `cudnnStatus_t cudnnDestroyTensorDescriptor(cudnnTensorDescriptor_t tensorDesc)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudnnDestroyTensorDescriptor(tensor_desc: P) -> i32 {
-    stub::enter(375);
+    stub::enter(380);
     // SAFETY: 1. the program gives back what was made for it, once.
     unsafe { crate::descriptor::destroy(tensor_desc) };
     0
@@ -779,25 +779,25 @@ unsafe extern "C" fn basalt_cudnnDestroyTensorDescriptor(tensor_desc: P) -> i32 
 /// `cudnnDropoutGetStatesSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnDropoutGetStatesSize() -> i64 {
-    stub::not_served(376, 3000)
+    stub::not_served(381, 3000)
 }
 
 /// `cudnnFindConvolutionBackwardDataAlgorithmEx`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnFindConvolutionBackwardDataAlgorithmEx() -> i64 {
-    stub::not_served(377, 3000)
+    stub::not_served(382, 3000)
 }
 
 /// `cudnnFindConvolutionBackwardFilterAlgorithmEx`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnFindConvolutionBackwardFilterAlgorithmEx() -> i64 {
-    stub::not_served(378, 3000)
+    stub::not_served(383, 3000)
 }
 
 /// `cudnnFindConvolutionForwardAlgorithmEx`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnFindConvolutionForwardAlgorithmEx() -> i64 {
-    stub::not_served(379, 3000)
+    stub::not_served(384, 3000)
 }
 
 /// `cudnnStatus_t cudnnGetBatchNormalizationBackwardExWorkspaceSize(cudnnHandle_t handle, cudnnBatchNormMode_t mode, cudnnBatchNormOps_t bnOps, cudnnTensorDescriptor_t xDesc, cudnnTensorDescriptor_t yDesc, cudnnTensorDescriptor_t dyDesc, cudnnTensorDescriptor_t dzDesc, cudnnTensorDescriptor_t dxDesc, cudnnTensorDescriptor_t dBnScaleBiasDesc, cudnnActivationDescriptor_t activationDesc, size_t *sizeInBytes)`.
@@ -815,7 +815,7 @@ unsafe extern "C" fn basalt_cudnnGetBatchNormalizationBackwardExWorkspaceSize(
     activation_desc: P,
     size_in_bytes: *mut usize,
 ) -> i32 {
-    stub::enter(380);
+    stub::enter(385);
     // SAFETY: 1. the program's lists are as long as the declaration has them; 2. its descriptors are those that it was given.
     let call = unsafe {
         calls::CudnnGetBatchNormalizationBackwardExWorkspaceSize {
@@ -855,7 +855,7 @@ unsafe extern "C" fn basalt_cudnnGetBatchNormalizationForwardTrainingExWorkspace
     activation_desc: P,
     size_in_bytes: *mut usize,
 ) -> i32 {
-    stub::enter(381);
+    stub::enter(386);
     // SAFETY: 1. the program's lists are as long as the declaration has them; 2. its descriptors are those that it was given.
     let call = unsafe {
         calls::CudnnGetBatchNormalizationForwardTrainingExWorkspaceSize {
@@ -890,7 +890,7 @@ unsafe extern "C" fn basalt_cudnnGetBatchNormalizationTrainingExReserveSpaceSize
     x_desc: P,
     size_in_bytes: *mut usize,
 ) -> i32 {
-    stub::enter(382);
+    stub::enter(387);
     // SAFETY: 1. the program's lists are as long as the declaration has them; 2. its descriptors are those that it was given.
     let call = unsafe {
         calls::CudnnGetBatchNormalizationTrainingExReserveSpaceSize {
@@ -915,13 +915,13 @@ unsafe extern "C" fn basalt_cudnnGetBatchNormalizationTrainingExReserveSpaceSize
 /// `cudnnGetCTCLossWorkspaceSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnGetCTCLossWorkspaceSize() -> i64 {
-    stub::not_served(383, 3000)
+    stub::not_served(388, 3000)
 }
 
 /// `cudnnGetCTCLossWorkspaceSize_v8`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnGetCTCLossWorkspaceSize_v8() -> i64 {
-    stub::not_served(384, 3000)
+    stub::not_served(389, 3000)
 }
 
 /// `cudnnStatus_t cudnnGetConvolution2dForwardOutputDim(cudnnConvolutionDescriptor_t convDesc, cudnnTensorDescriptor_t inputTensorDesc, cudnnFilterDescriptor_t filterDesc, int *n, int *c, int *h, int *w)`.
@@ -935,7 +935,7 @@ unsafe extern "C" fn basalt_cudnnGetConvolution2dForwardOutputDim(
     h: *mut i32,
     w: *mut i32,
 ) -> i32 {
-    stub::enter(385);
+    stub::enter(390);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe {
         crate::cudnn::cudnnGetConvolution2dForwardOutputDim(conv_desc, input_tensor_desc, filter_desc, n, c, h, w)
@@ -954,7 +954,7 @@ unsafe extern "C" fn basalt_cudnnGetConvolutionBackwardDataAlgorithm_v7(
     returned_algo_count: *mut i32,
     perf_results: *mut c_void,
 ) -> i32 {
-    stub::enter(386);
+    stub::enter(391);
     // SAFETY: 1. the program's lists are as long as the declaration has them; 2. its descriptors are those that it was given.
     let call = unsafe {
         calls::CudnnGetConvolutionBackwardDataAlgorithmV7 {
@@ -986,7 +986,7 @@ unsafe extern "C" fn basalt_cudnnGetConvolutionBackwardDataWorkspaceSize(
     algo: i32,
     size_in_bytes: *mut usize,
 ) -> i32 {
-    stub::enter(387);
+    stub::enter(392);
     // SAFETY: 1. the program's lists are as long as the declaration has them; 2. its descriptors are those that it was given.
     let call = unsafe {
         calls::CudnnGetConvolutionBackwardDataWorkspaceSize {
@@ -1021,7 +1021,7 @@ unsafe extern "C" fn basalt_cudnnGetConvolutionBackwardFilterAlgorithm_v7(
     returned_algo_count: *mut i32,
     perf_results: *mut c_void,
 ) -> i32 {
-    stub::enter(388);
+    stub::enter(393);
     // SAFETY: 1. the program's lists are as long as the declaration has them; 2. its descriptors are those that it was given.
     let call = unsafe {
         calls::CudnnGetConvolutionBackwardFilterAlgorithmV7 {
@@ -1053,7 +1053,7 @@ unsafe extern "C" fn basalt_cudnnGetConvolutionBackwardFilterWorkspaceSize(
     algo: i32,
     size_in_bytes: *mut usize,
 ) -> i32 {
-    stub::enter(389);
+    stub::enter(394);
     // SAFETY: 1. the program's lists are as long as the declaration has them; 2. its descriptors are those that it was given.
     let call = unsafe {
         calls::CudnnGetConvolutionBackwardFilterWorkspaceSize {
@@ -1088,7 +1088,7 @@ unsafe extern "C" fn basalt_cudnnGetConvolutionForwardAlgorithm_v7(
     returned_algo_count: *mut i32,
     perf_results: *mut c_void,
 ) -> i32 {
-    stub::enter(390);
+    stub::enter(395);
     // SAFETY: 1. the program's lists are as long as the declaration has them; 2. its descriptors are those that it was given.
     let call = unsafe {
         calls::CudnnGetConvolutionForwardAlgorithmV7 {
@@ -1120,7 +1120,7 @@ unsafe extern "C" fn basalt_cudnnGetConvolutionForwardWorkspaceSize(
     algo: i32,
     size_in_bytes: *mut usize,
 ) -> i32 {
-    stub::enter(391);
+    stub::enter(396);
     // SAFETY: 1. the program's lists are as long as the declaration has them; 2. its descriptors are those that it was given.
     let call = unsafe {
         calls::CudnnGetConvolutionForwardWorkspaceSize {
@@ -1146,7 +1146,7 @@ unsafe extern "C" fn basalt_cudnnGetConvolutionForwardWorkspaceSize(
 /// `size_t cudnnGetCudartVersion()`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudnnGetCudartVersion() -> usize {
-    stub::enter(392);
+    stub::enter(397);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe { crate::cudnn::cudnnGetCudartVersion() }
 }
@@ -1154,7 +1154,7 @@ unsafe extern "C" fn basalt_cudnnGetCudartVersion() -> usize {
 /// `char * cudnnGetErrorString(cudnnStatus_t status)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudnnGetErrorString(status: i32) -> *const u8 {
-    stub::enter(393);
+    stub::enter(398);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe { crate::cudnn::cudnnGetErrorString(status) }
 }
@@ -1169,7 +1169,7 @@ unsafe extern "C" fn basalt_cudnnGetFilterNdDescriptor(
     nb_dims: *mut i32,
     filter_dim_a: *mut i32,
 ) -> i32 {
-    stub::enter(394);
+    stub::enter(399);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe {
         crate::cudnn::cudnnGetFilterNdDescriptor(
@@ -1186,7 +1186,7 @@ unsafe extern "C" fn basalt_cudnnGetFilterNdDescriptor(
 /// `void cudnnGetLastErrorString(char *message, size_t max_size)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudnnGetLastErrorString(message: *mut u8, max_size: usize) {
-    stub::enter(395);
+    stub::enter(400);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe { crate::cudnn::cudnnGetLastErrorString(message, max_size) }
 }
@@ -1201,7 +1201,7 @@ unsafe extern "C" fn basalt_cudnnGetPooling2dForwardOutputDim(
     h: *mut i32,
     w: *mut i32,
 ) -> i32 {
-    stub::enter(396);
+    stub::enter(401);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe { crate::cudnn::cudnnGetPooling2dForwardOutputDim(pooling_desc, input_tensor_desc, n, c, h, w) }
 }
@@ -1209,7 +1209,7 @@ unsafe extern "C" fn basalt_cudnnGetPooling2dForwardOutputDim(
 /// `cudnnStatus_t cudnnGetProperty(libraryPropertyType type, int *value)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudnnGetProperty(type_: i32, value: *mut i32) -> i32 {
-    stub::enter(397);
+    stub::enter(402);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe { crate::cudnn::cudnnGetProperty(type_, value) }
 }
@@ -1217,25 +1217,25 @@ unsafe extern "C" fn basalt_cudnnGetProperty(type_: i32, value: *mut i32) -> i32
 /// `cudnnGetRNNTempSpaceSizes`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnGetRNNTempSpaceSizes() -> i64 {
-    stub::not_served(398, 3000)
+    stub::not_served(403, 3000)
 }
 
 /// `cudnnGetRNNWeightParams`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnGetRNNWeightParams() -> i64 {
-    stub::not_served(399, 3000)
+    stub::not_served(404, 3000)
 }
 
 /// `cudnnGetRNNWeightSpaceSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnGetRNNWeightSpaceSize() -> i64 {
-    stub::not_served(400, 3000)
+    stub::not_served(405, 3000)
 }
 
 /// `cudnnStatus_t cudnnGetStream(cudnnHandle_t handle, cudaStream_t *streamId)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudnnGetStream(handle: P, stream_id: *mut P) -> i32 {
-    stub::enter(401);
+    stub::enter(406);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe { crate::cudnn::cudnnGetStream(handle, stream_id) }
 }
@@ -1254,7 +1254,7 @@ unsafe extern "C" fn basalt_cudnnGetTensor4dDescriptor(
     h_stride: *mut i32,
     w_stride: *mut i32,
 ) -> i32 {
-    stub::enter(402);
+    stub::enter(407);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe {
         crate::cudnn::cudnnGetTensor4dDescriptor(
@@ -1282,7 +1282,7 @@ unsafe extern "C" fn basalt_cudnnGetTensorNdDescriptor(
     dim_a: *mut i32,
     stride_a: *mut i32,
 ) -> i32 {
-    stub::enter(403);
+    stub::enter(408);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe {
         crate::cudnn::cudnnGetTensorNdDescriptor(tensor_desc, nb_dims_requested, data_type, nb_dims, dim_a, stride_a)
@@ -1292,7 +1292,7 @@ unsafe extern "C" fn basalt_cudnnGetTensorNdDescriptor(
 /// `size_t cudnnGetVersion()`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudnnGetVersion() -> usize {
-    stub::enter(404);
+    stub::enter(409);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe { crate::cudnn::cudnnGetVersion() }
 }
@@ -1313,7 +1313,7 @@ unsafe extern "C" fn basalt_cudnnPoolingBackward(
     dx_desc: P,
     dx: *mut c_void,
 ) -> i32 {
-    stub::enter(405);
+    stub::enter(410);
     // SAFETY: 1. the program's lists are as long as the declaration has them; 2. its descriptors are those that it was given.
     let call = unsafe {
         calls::CudnnPoolingBackward {
@@ -1346,7 +1346,7 @@ unsafe extern "C" fn basalt_cudnnPoolingForward(
     y_desc: P,
     y: *mut c_void,
 ) -> i32 {
-    stub::enter(406);
+    stub::enter(411);
     // SAFETY: 1. the program's lists are as long as the declaration has them; 2. its descriptors are those that it was given.
     let call = unsafe {
         calls::CudnnPoolingForward {
@@ -1366,25 +1366,25 @@ unsafe extern "C" fn basalt_cudnnPoolingForward(
 /// `cudnnRNNBackwardData_v8`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnRNNBackwardData_v8() -> i64 {
-    stub::not_served(407, 3000)
+    stub::not_served(412, 3000)
 }
 
 /// `cudnnRNNBackwardWeights_v8`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnRNNBackwardWeights_v8() -> i64 {
-    stub::not_served(408, 3000)
+    stub::not_served(413, 3000)
 }
 
 /// `cudnnRNNForward`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnRNNForward() -> i64 {
-    stub::not_served(409, 3000)
+    stub::not_served(414, 3000)
 }
 
 /// `cudnnRestoreDropoutDescriptor`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnRestoreDropoutDescriptor() -> i64 {
-    stub::not_served(410, 3000)
+    stub::not_served(415, 3000)
 }
 
 /// `cudnnStatus_t cudnnSetActivationDescriptor(cudnnActivationDescriptor_t activationDesc, cudnnActivationMode_t mode, cudnnNanPropagation_t reluNanOpt, double coef)`.
@@ -1395,7 +1395,7 @@ unsafe extern "C" fn basalt_cudnnSetActivationDescriptor(
     relu_nan_opt: i32,
     coef: f64,
 ) -> i32 {
-    stub::enter(411);
+    stub::enter(416);
     let mut words = crate::descriptor::Words::default();
     words.number(mode);
     words.number(relu_nan_opt);
@@ -1408,13 +1408,13 @@ unsafe extern "C" fn basalt_cudnnSetActivationDescriptor(
 /// `cudnnSetCTCLossDescriptorEx`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnSetCTCLossDescriptorEx() -> i64 {
-    stub::not_served(412, 3000)
+    stub::not_served(417, 3000)
 }
 
 /// `cudnnSetCTCLossDescriptor_v9`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnSetCTCLossDescriptor_v9() -> i64 {
-    stub::not_served(413, 3000)
+    stub::not_served(418, 3000)
 }
 
 /// `cudnnStatus_t cudnnSetConvolution2dDescriptor(cudnnConvolutionDescriptor_t convDesc, int pad_h, int pad_w, int u, int v, int dilation_h, int dilation_w, cudnnConvolutionMode_t mode, cudnnDataType_t computeType)`.
@@ -1430,7 +1430,7 @@ unsafe extern "C" fn basalt_cudnnSetConvolution2dDescriptor(
     mode: i32,
     compute_type: i32,
 ) -> i32 {
-    stub::enter(414);
+    stub::enter(419);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe {
         crate::cudnn::cudnnSetConvolution2dDescriptor(
@@ -1450,7 +1450,7 @@ unsafe extern "C" fn basalt_cudnnSetConvolution2dDescriptor(
 /// `cudnnStatus_t cudnnSetConvolutionGroupCount(cudnnConvolutionDescriptor_t convDesc, int groupCount)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudnnSetConvolutionGroupCount(conv_desc: P, group_count: i32) -> i32 {
-    stub::enter(415);
+    stub::enter(420);
     let mut words = crate::descriptor::Words::default();
     words.number(group_count);
     // SAFETY: 1. the program has it from a function that makes them.
@@ -1461,7 +1461,7 @@ unsafe extern "C" fn basalt_cudnnSetConvolutionGroupCount(conv_desc: P, group_co
 /// `cudnnStatus_t cudnnSetConvolutionMathType(cudnnConvolutionDescriptor_t convDesc, cudnnMathType_t mathType)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudnnSetConvolutionMathType(conv_desc: P, math_type: i32) -> i32 {
-    stub::enter(416);
+    stub::enter(421);
     let mut words = crate::descriptor::Words::default();
     words.number(math_type);
     // SAFETY: 1. the program has it from a function that makes them.
@@ -1480,7 +1480,7 @@ unsafe extern "C" fn basalt_cudnnSetConvolutionNdDescriptor(
     mode: i32,
     compute_type: i32,
 ) -> i32 {
-    stub::enter(417);
+    stub::enter(422);
     let mut words = crate::descriptor::Words::default();
     words.number(array_length);
     // SAFETY: 1. the program's list is as long as the declaration has it.
@@ -1499,7 +1499,7 @@ unsafe extern "C" fn basalt_cudnnSetConvolutionNdDescriptor(
 /// `cudnnSetDropoutDescriptor`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnSetDropoutDescriptor() -> i64 {
-    stub::not_served(418, 3000)
+    stub::not_served(423, 3000)
 }
 
 /// `cudnnStatus_t cudnnSetFilter4dDescriptor(cudnnFilterDescriptor_t filterDesc, cudnnDataType_t dataType, cudnnTensorFormat_t format, int k, int c, int h, int w)`.
@@ -1513,7 +1513,7 @@ unsafe extern "C" fn basalt_cudnnSetFilter4dDescriptor(
     h: i32,
     w: i32,
 ) -> i32 {
-    stub::enter(419);
+    stub::enter(424);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe { crate::cudnn::cudnnSetFilter4dDescriptor(filter_desc, data_type, format, k, c, h, w) }
 }
@@ -1527,7 +1527,7 @@ unsafe extern "C" fn basalt_cudnnSetFilterNdDescriptor(
     nb_dims: i32,
     filter_dim_a: *const i32,
 ) -> i32 {
-    stub::enter(420);
+    stub::enter(425);
     let mut words = crate::descriptor::Words::default();
     words.number(data_type);
     words.number(format);
@@ -1552,7 +1552,7 @@ unsafe extern "C" fn basalt_cudnnSetPooling2dDescriptor(
     vertical_stride: i32,
     horizontal_stride: i32,
 ) -> i32 {
-    stub::enter(421);
+    stub::enter(426);
     let mut words = crate::descriptor::Words::default();
     words.number(mode);
     words.number(maxpooling_nan_opt);
@@ -1570,25 +1570,25 @@ unsafe extern "C" fn basalt_cudnnSetPooling2dDescriptor(
 /// `cudnnSetRNNDataDescriptor`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnSetRNNDataDescriptor() -> i64 {
-    stub::not_served(422, 3000)
+    stub::not_served(427, 3000)
 }
 
 /// `cudnnSetRNNDescriptor_v8`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnSetRNNDescriptor_v8() -> i64 {
-    stub::not_served(423, 3000)
+    stub::not_served(428, 3000)
 }
 
 /// `cudnnSetSpatialTransformerNdDescriptor`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnSetSpatialTransformerNdDescriptor() -> i64 {
-    stub::not_served(424, 3000)
+    stub::not_served(429, 3000)
 }
 
 /// `cudnnStatus_t cudnnSetStream(cudnnHandle_t handle, cudaStream_t streamId)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudnnSetStream(handle: P, stream_id: P) -> i32 {
-    stub::enter(425);
+    stub::enter(430);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe { crate::cudnn::cudnnSetStream(handle, stream_id) }
 }
@@ -1604,7 +1604,7 @@ unsafe extern "C" fn basalt_cudnnSetTensor4dDescriptor(
     h: i32,
     w: i32,
 ) -> i32 {
-    stub::enter(426);
+    stub::enter(431);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe { crate::cudnn::cudnnSetTensor4dDescriptor(tensor_desc, format, data_type, n, c, h, w) }
 }
@@ -1623,7 +1623,7 @@ unsafe extern "C" fn basalt_cudnnSetTensor4dDescriptorEx(
     h_stride: i32,
     w_stride: i32,
 ) -> i32 {
-    stub::enter(427);
+    stub::enter(432);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe {
         crate::cudnn::cudnnSetTensor4dDescriptorEx(
@@ -1650,7 +1650,7 @@ unsafe extern "C" fn basalt_cudnnSetTensorNdDescriptor(
     dim_a: *const i32,
     stride_a: *const i32,
 ) -> i32 {
-    stub::enter(428);
+    stub::enter(433);
     let mut words = crate::descriptor::Words::default();
     words.number(data_type);
     words.number(nb_dims);
@@ -1678,7 +1678,7 @@ unsafe extern "C" fn basalt_cudnnSoftmaxBackward(
     dx_desc: P,
     dx: *mut c_void,
 ) -> i32 {
-    stub::enter(429);
+    stub::enter(434);
     // SAFETY: 1. the program's lists are as long as the declaration has them; 2. its descriptors are those that it was given.
     let call = unsafe {
         calls::CudnnSoftmaxBackward {
@@ -1711,7 +1711,7 @@ unsafe extern "C" fn basalt_cudnnSoftmaxForward(
     y_desc: P,
     y: *mut c_void,
 ) -> i32 {
-    stub::enter(430);
+    stub::enter(435);
     // SAFETY: 1. the program's lists are as long as the declaration has them; 2. its descriptors are those that it was given.
     let call = unsafe {
         calls::CudnnSoftmaxForward {
@@ -1732,23 +1732,23 @@ unsafe extern "C" fn basalt_cudnnSoftmaxForward(
 /// `cudnnSpatialTfGridGeneratorBackward`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnSpatialTfGridGeneratorBackward() -> i64 {
-    stub::not_served(431, 3000)
+    stub::not_served(436, 3000)
 }
 
 /// `cudnnSpatialTfGridGeneratorForward`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnSpatialTfGridGeneratorForward() -> i64 {
-    stub::not_served(432, 3000)
+    stub::not_served(437, 3000)
 }
 
 /// `cudnnSpatialTfSamplerBackward`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnSpatialTfSamplerBackward() -> i64 {
-    stub::not_served(433, 3000)
+    stub::not_served(438, 3000)
 }
 
 /// `cudnnSpatialTfSamplerForward`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnSpatialTfSamplerForward() -> i64 {
-    stub::not_served(434, 3000)
+    stub::not_served(439, 3000)
 }

@@ -22,7 +22,7 @@ use crate::stub;
 /// `curandStatus_t curandCreateGenerator(curandGenerator_t *generator, curandRngType_t rng_type)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_curandCreateGenerator(generator: *mut P, rng_type: i32) -> i32 {
-    stub::enter(468);
+    stub::enter(473);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe { crate::curand::curandCreateGenerator(generator, rng_type) }
 }
@@ -30,25 +30,25 @@ unsafe extern "C" fn basalt_curandCreateGenerator(generator: *mut P, rng_type: i
 /// `curandCreateGeneratorHost`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_curandCreateGeneratorHost() -> i64 {
-    stub::not_served(469, 999)
+    stub::not_served(474, 999)
 }
 
 /// `curandCreatePoissonDistribution`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_curandCreatePoissonDistribution() -> i64 {
-    stub::not_served(470, 999)
+    stub::not_served(475, 999)
 }
 
 /// `curandDestroyDistribution`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_curandDestroyDistribution() -> i64 {
-    stub::not_served(471, 999)
+    stub::not_served(476, 999)
 }
 
 /// `curandStatus_t curandDestroyGenerator(curandGenerator_t generator)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_curandDestroyGenerator(generator: P) -> i32 {
-    stub::enter(472);
+    stub::enter(477);
     let call = calls::CurandDestroyGenerator {
         generator: Handle::from_raw(crate::abi::raw(generator)),
     };
@@ -58,7 +58,7 @@ unsafe extern "C" fn basalt_curandDestroyGenerator(generator: P) -> i32 {
 /// `curandStatus_t curandGenerate(curandGenerator_t generator, unsigned int *outputPtr, size_t num)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_curandGenerate(generator: P, output_ptr: *mut u32, num: usize) -> i32 {
-    stub::enter(473);
+    stub::enter(478);
     let call = calls::CurandGenerate {
         generator: Handle::from_raw(crate::abi::raw(generator)),
         output_ptr: SvmAddress(output_ptr.addr() as u64),
@@ -76,7 +76,7 @@ unsafe extern "C" fn basalt_curandGenerateLogNormal(
     mean: f32,
     stddev: f32,
 ) -> i32 {
-    stub::enter(474);
+    stub::enter(479);
     let call = calls::CurandGenerateLogNormal {
         generator: Handle::from_raw(crate::abi::raw(generator)),
         output_ptr: SvmAddress(output_ptr.addr() as u64),
@@ -96,7 +96,7 @@ unsafe extern "C" fn basalt_curandGenerateLogNormalDouble(
     mean: f64,
     stddev: f64,
 ) -> i32 {
-    stub::enter(475);
+    stub::enter(480);
     let call = calls::CurandGenerateLogNormalDouble {
         generator: Handle::from_raw(crate::abi::raw(generator)),
         output_ptr: SvmAddress(output_ptr.addr() as u64),
@@ -110,7 +110,7 @@ unsafe extern "C" fn basalt_curandGenerateLogNormalDouble(
 /// `curandGenerateLongLong`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_curandGenerateLongLong() -> i64 {
-    stub::not_served(476, 999)
+    stub::not_served(481, 999)
 }
 
 /// `curandStatus_t curandGenerateNormal(curandGenerator_t generator, float *outputPtr, size_t num, float mean, float stddev)`.
@@ -122,7 +122,7 @@ unsafe extern "C" fn basalt_curandGenerateNormal(
     mean: f32,
     stddev: f32,
 ) -> i32 {
-    stub::enter(477);
+    stub::enter(482);
     let call = calls::CurandGenerateNormal {
         generator: Handle::from_raw(crate::abi::raw(generator)),
         output_ptr: SvmAddress(output_ptr.addr() as u64),
@@ -142,7 +142,7 @@ unsafe extern "C" fn basalt_curandGenerateNormalDouble(
     mean: f64,
     stddev: f64,
 ) -> i32 {
-    stub::enter(478);
+    stub::enter(483);
     let call = calls::CurandGenerateNormalDouble {
         generator: Handle::from_raw(crate::abi::raw(generator)),
         output_ptr: SvmAddress(output_ptr.addr() as u64),
@@ -156,7 +156,7 @@ unsafe extern "C" fn basalt_curandGenerateNormalDouble(
 /// `curandStatus_t curandGeneratePoisson(curandGenerator_t generator, unsigned int *outputPtr, size_t num, double lambda)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_curandGeneratePoisson(generator: P, output_ptr: *mut u32, num: usize, lambda: f64) -> i32 {
-    stub::enter(479);
+    stub::enter(484);
     let call = calls::CurandGeneratePoisson {
         generator: Handle::from_raw(crate::abi::raw(generator)),
         output_ptr: SvmAddress(output_ptr.addr() as u64),
@@ -169,13 +169,13 @@ unsafe extern "C" fn basalt_curandGeneratePoisson(generator: P, output_ptr: *mut
 /// `curandGeneratePoissonMethod`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_curandGeneratePoissonMethod() -> i64 {
-    stub::not_served(480, 999)
+    stub::not_served(485, 999)
 }
 
 /// `curandStatus_t curandGenerateSeeds(curandGenerator_t generator)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_curandGenerateSeeds(generator: P) -> i32 {
-    stub::enter(481);
+    stub::enter(486);
     let call = calls::CurandGenerateSeeds {
         generator: Handle::from_raw(crate::abi::raw(generator)),
     };
@@ -185,7 +185,7 @@ unsafe extern "C" fn basalt_curandGenerateSeeds(generator: P) -> i32 {
 /// `curandStatus_t curandGenerateUniform(curandGenerator_t generator, float *outputPtr, size_t num)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_curandGenerateUniform(generator: P, output_ptr: *mut f32, num: usize) -> i32 {
-    stub::enter(482);
+    stub::enter(487);
     let call = calls::CurandGenerateUniform {
         generator: Handle::from_raw(crate::abi::raw(generator)),
         output_ptr: SvmAddress(output_ptr.addr() as u64),
@@ -197,7 +197,7 @@ unsafe extern "C" fn basalt_curandGenerateUniform(generator: P, output_ptr: *mut
 /// `curandStatus_t curandGenerateUniformDouble(curandGenerator_t generator, double *outputPtr, size_t num)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_curandGenerateUniformDouble(generator: P, output_ptr: *mut f64, num: usize) -> i32 {
-    stub::enter(483);
+    stub::enter(488);
     let call = calls::CurandGenerateUniformDouble {
         generator: Handle::from_raw(crate::abi::raw(generator)),
         output_ptr: SvmAddress(output_ptr.addr() as u64),
@@ -209,19 +209,19 @@ unsafe extern "C" fn basalt_curandGenerateUniformDouble(generator: P, output_ptr
 /// `curandGetDirectionVectors32`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_curandGetDirectionVectors32() -> i64 {
-    stub::not_served(484, 999)
+    stub::not_served(489, 999)
 }
 
 /// `curandGetDirectionVectors64`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_curandGetDirectionVectors64() -> i64 {
-    stub::not_served(485, 999)
+    stub::not_served(490, 999)
 }
 
 /// `curandStatus_t curandGetProperty(libraryPropertyType type, int *value)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_curandGetProperty(type_: i32, value: *mut i32) -> i32 {
-    stub::enter(486);
+    stub::enter(491);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe { crate::curand::curandGetProperty(type_, value) }
 }
@@ -229,19 +229,19 @@ unsafe extern "C" fn basalt_curandGetProperty(type_: i32, value: *mut i32) -> i3
 /// `curandGetScrambleConstants32`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_curandGetScrambleConstants32() -> i64 {
-    stub::not_served(487, 999)
+    stub::not_served(492, 999)
 }
 
 /// `curandGetScrambleConstants64`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_curandGetScrambleConstants64() -> i64 {
-    stub::not_served(488, 999)
+    stub::not_served(493, 999)
 }
 
 /// `curandStatus_t curandGetVersion(int *version)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_curandGetVersion(version: *mut i32) -> i32 {
-    stub::enter(489);
+    stub::enter(494);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe { crate::curand::curandGetVersion(version) }
 }
@@ -249,7 +249,7 @@ unsafe extern "C" fn basalt_curandGetVersion(version: *mut i32) -> i32 {
 /// `curandStatus_t curandSetGeneratorOffset(curandGenerator_t generator, unsigned long long offset)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_curandSetGeneratorOffset(generator: P, offset: u64) -> i32 {
-    stub::enter(490);
+    stub::enter(495);
     let call = calls::CurandSetGeneratorOffset {
         generator: Handle::from_raw(crate::abi::raw(generator)),
         offset,
@@ -260,7 +260,7 @@ unsafe extern "C" fn basalt_curandSetGeneratorOffset(generator: P, offset: u64) 
 /// `curandStatus_t curandSetGeneratorOrdering(curandGenerator_t generator, curandOrdering_t order)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_curandSetGeneratorOrdering(generator: P, order: i32) -> i32 {
-    stub::enter(491);
+    stub::enter(496);
     let call = calls::CurandSetGeneratorOrdering {
         generator: Handle::from_raw(crate::abi::raw(generator)),
         order,
@@ -271,7 +271,7 @@ unsafe extern "C" fn basalt_curandSetGeneratorOrdering(generator: P, order: i32)
 /// `curandStatus_t curandSetPseudoRandomGeneratorSeed(curandGenerator_t generator, unsigned long long seed)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_curandSetPseudoRandomGeneratorSeed(generator: P, seed: u64) -> i32 {
-    stub::enter(492);
+    stub::enter(497);
     let call = calls::CurandSetPseudoRandomGeneratorSeed {
         generator: Handle::from_raw(crate::abi::raw(generator)),
         seed,
@@ -282,13 +282,13 @@ unsafe extern "C" fn basalt_curandSetPseudoRandomGeneratorSeed(generator: P, see
 /// `curandSetQuasiRandomGeneratorDimensions`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_curandSetQuasiRandomGeneratorDimensions() -> i64 {
-    stub::not_served(493, 999)
+    stub::not_served(498, 999)
 }
 
 /// `curandStatus_t curandSetStream(curandGenerator_t generator, cudaStream_t stream)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_curandSetStream(generator: P, stream: P) -> i32 {
-    stub::enter(494);
+    stub::enter(499);
     let call = calls::CurandSetStream {
         generator: Handle::from_raw(crate::abi::raw(generator)),
         stream: Handle::from_raw(crate::abi::raw(stream)),

@@ -1170,6 +1170,11 @@ basalt_entry_cuGetErrorString:
 basalt_entry_cuInit:
 	jmp	basalt_cuInit
 	.symver	basalt_entry_cuInit, cuInit@@BASALT_CUDA_1
+	.globl	basalt_entry_cuKernelGetParamInfo
+	.type	basalt_entry_cuKernelGetParamInfo, @function
+basalt_entry_cuKernelGetParamInfo:
+	jmp	basalt_cuKernelGetParamInfo
+	.symver	basalt_entry_cuKernelGetParamInfo, cuKernelGetParamInfo@@BASALT_CUDA_1
 	.globl	basalt_entry_cuLaunchCooperativeKernel
 	.type	basalt_entry_cuLaunchCooperativeKernel, @function
 basalt_entry_cuLaunchCooperativeKernel:
@@ -1653,6 +1658,30 @@ basalt_entry_cudaLaunchKernelExC:
 	jmp	basalt_cudaLaunchKernelExC
 	.symver	basalt_entry_cudaLaunchKernelExC, cudaLaunchKernelExC@@libcudart.so.13
 	.symver	basalt_entry_cudaLaunchKernelExC, cudaLaunchKernelExC@libcudart.so.12
+	.globl	basalt_entry_cudaLibraryGetGlobal
+	.type	basalt_entry_cudaLibraryGetGlobal, @function
+basalt_entry_cudaLibraryGetGlobal:
+	jmp	basalt_cudaLibraryGetGlobal
+	.symver	basalt_entry_cudaLibraryGetGlobal, cudaLibraryGetGlobal@@libcudart.so.13
+	.symver	basalt_entry_cudaLibraryGetGlobal, cudaLibraryGetGlobal@libcudart.so.12
+	.globl	basalt_entry_cudaLibraryGetKernel
+	.type	basalt_entry_cudaLibraryGetKernel, @function
+basalt_entry_cudaLibraryGetKernel:
+	jmp	basalt_cudaLibraryGetKernel
+	.symver	basalt_entry_cudaLibraryGetKernel, cudaLibraryGetKernel@@libcudart.so.13
+	.symver	basalt_entry_cudaLibraryGetKernel, cudaLibraryGetKernel@libcudart.so.12
+	.globl	basalt_entry_cudaLibraryLoadData
+	.type	basalt_entry_cudaLibraryLoadData, @function
+basalt_entry_cudaLibraryLoadData:
+	jmp	basalt_cudaLibraryLoadData
+	.symver	basalt_entry_cudaLibraryLoadData, cudaLibraryLoadData@@libcudart.so.13
+	.symver	basalt_entry_cudaLibraryLoadData, cudaLibraryLoadData@libcudart.so.12
+	.globl	basalt_entry_cudaLibraryUnload
+	.type	basalt_entry_cudaLibraryUnload, @function
+basalt_entry_cudaLibraryUnload:
+	jmp	basalt_cudaLibraryUnload
+	.symver	basalt_entry_cudaLibraryUnload, cudaLibraryUnload@@libcudart.so.13
+	.symver	basalt_entry_cudaLibraryUnload, cudaLibraryUnload@libcudart.so.12
 	.globl	basalt_entry_cudaMalloc
 	.type	basalt_entry_cudaMalloc, @function
 basalt_entry_cudaMalloc:

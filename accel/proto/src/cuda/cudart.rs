@@ -1374,6 +1374,64 @@ impl<'r> Reply<'r, BasaltDeviceInfo> for BasaltDeviceInfoReply<'r> {
     }
 }
 
+/// `basaltMalloc` (cudart).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct BasaltMalloc {
+    /// `size_t size`
+    pub size: u64,
+}
+
+impl<'a> Call<'a> for BasaltMalloc {
+    const OP: u16 = 0x1082;
+    type Reply<'r> = BasaltMallocReply;
+
+    fn read<S: Source<'a>>(source: &mut S) -> Result<Self, Refused> {
+        let size = source.value("size")?;
+        Ok(Self { size })
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) {
+        writer.value(self.size);
+    }
+
+    fn failed(&self, status: i32) -> Self::Reply<'static> {
+        BasaltMallocReply {
+            status,
+            dev_ptr: Plain::get(&[]),
+        }
+    }
+
+    fn effects(&self, _: &mut dyn FnMut(Effect, Object)) {}
+
+    fn spans(&self, _: &mut dyn FnMut(Span)) {}
+}
+
+/// What `basaltMalloc` gives.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct BasaltMallocReply {
+    /// The error code.
+    pub status: i32,
+    /// `size_t *devPtr`
+    pub dev_ptr: u64,
+}
+
+impl<'r> Reply<'r, BasaltMalloc> for BasaltMallocReply {
+    fn status(&self) -> i32 {
+        self.status
+    }
+
+    fn read<S: Source<'r>>(source: &mut S, _: &BasaltMalloc) -> Result<Self, Refused> {
+        let status = source.value("status")?;
+        let dev_ptr = source.value("dev_ptr")?;
+        Ok(Self { status, dev_ptr })
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) {
+        writer.value(self.status);
+        writer.value(self.dev_ptr);
+    }
+}
+
 /// `basaltModuleData` (cudart).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BasaltModuleData {

@@ -25,13 +25,14 @@ pub use cublas::{
 };
 pub use cublas_lt::{CublasLtMatmul, CublasLtMatmulAlgoGetHeuristic, CublasLtMatmulAlgoGetHeuristicReply};
 pub use cudart::{
-    BasaltDeviceInfo, BasaltDeviceInfoReply, BasaltModuleData, BasaltModuleGetFunction, BasaltModuleGetFunctionReply,
-    BasaltModuleGetVariable, BasaltModuleGetVariableReply, BasaltModuleLoad, BasaltModuleVariable,
-    CudaDeviceSynchronize, CudaEventCreate, CudaEventCreateWithFlags, CudaEventDestroy, CudaEventElapsedTime,
-    CudaEventElapsedTimeReply, CudaEventQuery, CudaEventRecord, CudaEventRecordWithFlags, CudaEventSynchronize,
-    CudaFree, CudaFuncGetAttributes, CudaFuncGetAttributesReply, CudaFuncSetAttribute, CudaLaunchKernel, CudaMalloc,
-    CudaMemGetInfo, CudaMemGetInfoReply, CudaMemcpy2DAsync, CudaMemcpyAsync, CudaMemset, CudaMemset2DAsync,
-    CudaMemsetAsync, CudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags,
+    BasaltDeviceInfo, BasaltDeviceInfoReply, BasaltMalloc, BasaltMallocReply, BasaltModuleData,
+    BasaltModuleGetFunction, BasaltModuleGetFunctionReply, BasaltModuleGetVariable, BasaltModuleGetVariableReply,
+    BasaltModuleLoad, BasaltModuleVariable, CudaDeviceSynchronize, CudaEventCreate, CudaEventCreateWithFlags,
+    CudaEventDestroy, CudaEventElapsedTime, CudaEventElapsedTimeReply, CudaEventQuery, CudaEventRecord,
+    CudaEventRecordWithFlags, CudaEventSynchronize, CudaFree, CudaFuncGetAttributes, CudaFuncGetAttributesReply,
+    CudaFuncSetAttribute, CudaLaunchKernel, CudaMalloc, CudaMemGetInfo, CudaMemGetInfoReply, CudaMemcpy2DAsync,
+    CudaMemcpyAsync, CudaMemset, CudaMemset2DAsync, CudaMemsetAsync,
+    CudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags,
     CudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlagsReply, CudaStreamCreate, CudaStreamCreateWithFlags,
     CudaStreamCreateWithPriority, CudaStreamDestroy, CudaStreamGetPriority, CudaStreamGetPriorityReply,
     CudaStreamQuery, CudaStreamSynchronize, CudaStreamWaitEvent,
@@ -123,6 +124,7 @@ calls! {
     0x1027 CudaStreamSynchronize CudaStreamSynchronize, Done;
     0x1028 CudaStreamWaitEvent CudaStreamWaitEvent, Done;
     0x1065 BasaltDeviceInfo BasaltDeviceInfo, BasaltDeviceInfoReply<'a>;
+    0x1082 BasaltMalloc BasaltMalloc, BasaltMallocReply;
     0x1066 BasaltModuleData BasaltModuleData, Done;
     0x1067 BasaltModuleGetFunction BasaltModuleGetFunction<'a>, BasaltModuleGetFunctionReply<'a>;
     0x1068 BasaltModuleGetVariable BasaltModuleGetVariable<'a>, BasaltModuleGetVariableReply;

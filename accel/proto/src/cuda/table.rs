@@ -919,6 +919,18 @@ pub const COMMANDS: &[Command] = &[
         own_answers: &[],
     },
     Command {
+        name: "basaltMalloc",
+        since: "cudart",
+        op: Some(0x1082),
+        flow: Flow::Sync,
+        service: Service::ByHand,
+        effects: &[],
+        quota: Quota::Nothing,
+        checks: &[],
+        objects: &[],
+        own_answers: &[],
+    },
+    Command {
         name: "basaltModuleData",
         since: "cudart",
         op: Some(0x1066),
