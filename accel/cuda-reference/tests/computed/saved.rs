@@ -1,0 +1,167 @@
+//! What a client has, saved and made again: it goes on as if nothing had been.
+
+use accel_proto::cuda::*;
+use accel_proto::{Handle, Memory};
+use basalt_accel_cuda_reference::{Error, Saved, State};
+
+use crate::device::{Device, copy};
+
+/// A file: where bytes are in it, and how many.
+#[derive(Default)]
+pub(crate) struct Bytes(Vec<u8>);
+
+impl Bytes {
+    fn put(&mut self, bytes: &[u8]) -> Result<(usize, usize), std::io::Error> {
+        let at = self.0.len();
+        self.0.extend(bytes);
+        Ok((at, bytes.len()))
+    }
+
+    fn get(&self, place: (usize, usize)) -> Option<&[u8]> {
+        self.0.get(place.0..place.0.checked_add(place.1)?)
+    }
+}
+
+/// What is saved of a device, as the file's text has it.
+pub(crate) fn save(device: &Device) -> (serde_json::Value, Bytes) {
+    let mut bytes = Bytes::default();
+    let saved: Saved<(usize, usize)> = device.state.save(&mut |part| bytes.put(part)).unwrap();
+    (serde_json::to_value(&saved).unwrap(), bytes)
+}
+
+/// Another device, of a host that may give so much; what is left of that.
+pub(crate) fn restore((saved, bytes): &(serde_json::Value, Bytes), quota: u64) -> Result<Device, Error> {
+    let saved: Saved<(usize, usize)> = serde_json::from_value(saved.clone()).unwrap();
+    let mut device = Device::with(64 << 20, quota);
+    device.state = State::restore(&saved, 64 << 20, &|place| bytes.get(*place), &mut device.host)?;
+    Ok(device)
+}
+
+fn again(device: &Device) -> Device {
+    let again = restore(&save(device), 64 << 20).unwrap();
+    assert_eq!(again.host.left, device.host.left, "what is charged is charged again");
+    again
+}
+
+#[test]
+fn memory_streams_and_generators_go_on() {
+    let mut device = Device::new();
+    let numbers: Vec<u32> = (0..100_000).collect();
+    let full = device.upload(&numbers);
+    let empty = device.allocate(300_000);
+    let stream = Handle::from_raw(4000);
+    device
+        .put(&AnyCall::CudaStreamCreate(CudaStreamCreate { p_stream: stream }))
+        .unwrap();
+    let generator = Handle::from_raw(7000);
+    let create = AnyCall::CurandCreateGenerator(CurandCreateGenerator {
+        generator,
+        rng_type: 161,
+    });
+    assert_eq!(device.status(&create), 0);
+    let generate = AnyCall::CurandGenerate(CurandGenerate {
+        generator,
+        output_ptr: empty,
+        num: 1001,
+    });
+    device.put(&generate).unwrap();
+    let mut second = again(&device);
+    assert_eq!(second.download::<u32>(full, 100_000), numbers);
+    assert_eq!(second.read(empty, 300_000), device.read(empty, 300_000));
+    for device in [&mut device, &mut second] {
+        device.put(&generate).unwrap();
+        let synchronize = AnyCall::CudaStreamSynchronize(CudaStreamSynchronize { stream });
+        assert_eq!(device.status(&synchronize), 0);
+        let other = Handle::from_raw(4001);
+        let synchronize = AnyCall::CudaStreamSynchronize(CudaStreamSynchronize { stream: other });
+        assert_eq!(device.status(&synchronize), 400);
+        device.free(full);
+    }
+    assert_eq!(second.read(empty, 4004), device.read(empty, 4004));
+    assert_eq!(second.host.left, device.host.left);
+}
+
+#[test]
+fn events_keep_the_time_between_them() {
+    let mut device = Device::new();
+    let [start, end, other] = [1, 2, 3].map(Handle::from_raw);
+    for event in [start, end, other] {
+        device
+            .put(&AnyCall::CudaEventCreate(CudaEventCreate { event }))
+            .unwrap();
+    }
+    let stream = Handle::NULL;
+    let record = |event| AnyCall::CudaEventRecord(CudaEventRecord { event, stream });
+    device.put(&record(start)).unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(3));
+    device.put(&record(end)).unwrap();
+    let mut second = again(&device);
+    let elapsed = |device: &mut Device, end| {
+        let call = AnyCall::CudaEventElapsedTime(CudaEventElapsedTime { start, end });
+        device.ask(&call, |reply| match reply {
+            AnyReply::CudaEventElapsedTime(reply) => (reply.status, f32::from_bits(reply.ms)),
+            other => (other.status(), 0.0),
+        })
+    };
+    let (before, after) = (elapsed(&mut device, end), elapsed(&mut second, end));
+    assert!(
+        before.0 == 0 && after.0 == 0 && (before.1 - after.1).abs() < 0.01,
+        "{before:?} {after:?}"
+    );
+    assert_eq!(elapsed(&mut second, other).0, 400, "one that was not recorded");
+}
+
+#[test]
+fn a_failure_that_nobody_was_told_of_is_told_by_the_second() {
+    let mut device = Device::new();
+    let place = device.allocate(16);
+    let beyond = copy(
+        Memory::Svm(place),
+        Memory::Svm(accel_proto::SvmAddress(place.0 + 8)),
+        16,
+    );
+    assert!(device.put(&beyond).is_err());
+    let mut second = again(&device);
+    let told = device.synchronize();
+    assert_ne!(told, 0);
+    assert_eq!(second.synchronize(), told);
+    assert_eq!(
+        second.synchronize(),
+        device.synchronize(),
+        "once, or for ever, as it was"
+    );
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let mut device = Device::new();
+    device.upload(&[1_u8; 1000]);
+    let good = save(&device);
+    assert!(restore(&good, 1000).is_ok());
+    assert_eq!(
+        restore(&good, 999).err().map(|error| error.code()),
+        Some(2),
+        "the quota"
+    );
+    let changed = |path: &str, value: serde_json::Value| {
+        let (mut saved, bytes) = save(&device);
+        *saved.pointer_mut(path).unwrap() = value;
+        restore(&(saved, bytes), 64 << 20).err()
+    };
+    let bad: [(&str, serde_json::Value); 6] = [
+        ("/memory/0/1", 1001.into()),
+        ("/memory/0/0", 0.into()),
+        ("/memory/0/0", u64::MAX.into()),
+        ("/memory/0/2/0", 1.into()),
+        ("/memory/0/2/1", usize::MAX.into()),
+        ("/used", 999.into()),
+    ];
+    for (path, value) in bad {
+        let error = changed(path, value.clone());
+        assert!(error.is_some(), "{path} {value}");
+    }
+    let kind = serde_json::json!([["cudaLamp_t", 1]]);
+    assert_eq!(changed("/objects", kind).map(|error| error.code()), Some(1));
+    let twice = serde_json::json!([["cudaStream_t", 9], ["cudaStream_t", 9]]);
+    assert!(changed("/objects", twice).is_some());
+}
