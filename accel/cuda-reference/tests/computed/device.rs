@@ -227,10 +227,6 @@ impl Kind {
             _ => (value as f32).bytes(),
         }
     }
-
-    pub(crate) fn size(self) -> usize {
-        [4, 8, 2, 2][self as usize]
-    }
 }
 
 fn half(bits: u16) -> f64 {
