@@ -1,10 +1,11 @@
 //! What a client has, saved and made again: it goes on as if nothing had been.
 
 use accel_proto::cuda::*;
-use accel_proto::{Handle, Memory};
+use accel_proto::{Handle, Memory, SvmAddress};
 use basalt_accel_cuda_reference::{Error, Saved, State};
 
 use crate::device::{Device, copy};
+use crate::kernels::{LANGUAGE, args, container, function, launch, load, piece, send, variable};
 
 /// A file: where bytes are in it, and how many.
 #[derive(Default)]
@@ -115,11 +116,7 @@ fn events_keep_the_time_between_them() {
 fn a_failure_that_nobody_was_told_of_is_told_by_the_second() {
     let mut device = Device::new();
     let place = device.allocate(16);
-    let beyond = copy(
-        Memory::Svm(place),
-        Memory::Svm(accel_proto::SvmAddress(place.0 + 8)),
-        16,
-    );
+    let beyond = copy(Memory::Svm(place), Memory::Svm(SvmAddress(place.0 + 8)), 16);
     assert!(device.put(&beyond).is_err());
     let mut second = again(&device);
     let told = device.synchronize();
@@ -130,6 +127,55 @@ fn a_failure_that_nobody_was_told_of_is_told_by_the_second() {
         device.synchronize(),
         "once, or for ever, as it was"
     );
+}
+
+#[test]
+fn kernels_are_read_and_variables_are_what_they_were() {
+    const COUNTER: u64 = 0x7100_0000_1000;
+    let mut device = Device::new();
+    load(&mut device);
+    variable(&mut device, "table", 0x7100_0000_0000, 16).unwrap();
+    variable(&mut device, "counter", COUNTER, 4).unwrap();
+    send(&mut device, &container(&[(75, LANGUAGE)]));
+    assert_eq!(function(&mut device, 9100, "variables", 8).0, 0);
+    let out = device.upload(&[0_f32; 8]);
+    launch(&mut device, 9100, (1, 8), &args(&[], &[out])).unwrap();
+    let table = device.upload(&[1_f32, 2.0, 3.0, 4.0]);
+    let to_table = copy(Memory::Svm(SvmAddress(0x7100_0000_0000)), Memory::Svm(table), 16);
+    device.put(&to_table).unwrap();
+    let mut second = again(&device);
+    for device in [&mut device, &mut second] {
+        launch(device, 9100, (1, 8), &args(&[], &[out])).unwrap();
+        assert_eq!(function(device, 9101, "variables", 8).0, 0, "its module is there");
+        assert_eq!(function(device, 9100, "variables", 8).0, 1, "its name is taken");
+    }
+    let counter = |device: &mut Device| device.download::<u32>(SvmAddress(COUNTER), 1);
+    assert_eq!(counter(&mut second), counter(&mut device));
+    assert_eq!(counter(&mut second), [5 + 16 + 16], "it went on");
+    assert_eq!(second.download::<f32>(out, 8), device.download::<f32>(out, 8));
+    assert_eq!(second.state.used(), device.state.used());
+    // What is a variable's was given back before.
+    device.free(SvmAddress(COUNTER));
+    let mut third = again(&device);
+    let [after, before] = [&mut third, &mut device].map(|device| launch(device, 9100, (1, 8), &args(&[], &[out])));
+    assert_eq!(
+        (after, before.as_ref().map_err(Error::code)),
+        (before.clone(), Err(700))
+    );
+    let mut fourth = again(&device);
+    assert_eq!([fourth.synchronize(), fourth.synchronize()], [700, 700], "for ever");
+}
+
+#[test]
+fn a_module_that_is_on_its_way_comes() {
+    let bytes = container(&[(75, LANGUAGE)]);
+    let mut device = Device::new();
+    load(&mut device);
+    piece(&mut device, 0, bytes.len(), &bytes[..5000]).unwrap();
+    let mut second = again(&device);
+    assert_eq!(function(&mut second, 9100, "variables", 8).0, 200);
+    piece(&mut second, 5000, bytes.len(), &bytes[5000..]).unwrap();
+    assert_eq!(function(&mut second, 9100, "variables", 8).0, 0);
 }
 
 #[test]
