@@ -1,7 +1,7 @@
 //! What a client has, saved and made again: it goes on as if nothing had been.
 
 use accel_proto::cuda::*;
-use accel_proto::{Handle, Memory, SvmAddress};
+use accel_proto::{Handle, Memory, Span, SvmAddress};
 use basalt_accel_cuda_reference::{Error, Saved, State};
 
 use crate::device::{Device, copy};
@@ -115,9 +115,7 @@ fn events_keep_the_time_between_them() {
 #[test]
 fn a_failure_that_nobody_was_told_of_is_told_by_the_second() {
     let mut device = Device::new();
-    let place = device.allocate(16);
-    let beyond = copy(Memory::Svm(place), Memory::Svm(SvmAddress(place.0 + 8)), 16);
-    assert!(device.put(&beyond).is_err());
+    assert!(device.put(&AnyCall::CudaFree(CudaFree { dev_ptr: 5 })).is_err());
     let mut second = again(&device);
     let told = device.synchronize();
     assert_ne!(told, 0);
@@ -164,6 +162,75 @@ fn kernels_are_read_and_variables_are_what_they_were() {
     );
     let mut fourth = again(&device);
     assert_eq!([fourth.synchronize(), fourth.synchronize()], [700, 700], "for ever");
+}
+
+/// A module whose variables no program has told of, and what its kernel computes.
+fn module_of_its_own(device: &mut Device, raw: u32) {
+    let bytes = container(&[(75, LANGUAGE)]);
+    let module = Handle::from_raw(raw);
+    let index = 0;
+    device
+        .put(&AnyCall::BasaltModuleLoad(BasaltModuleLoad { module, index }))
+        .unwrap();
+    device.host.arena[..bytes.len()].copy_from_slice(&bytes);
+    let length = bytes.len() as u64;
+    let data = BasaltModuleData {
+        module,
+        offset: 0,
+        total: length,
+        count: length,
+        bytes: Span { offset: 0, length },
+    };
+    device.put(&AnyCall::BasaltModuleData(data)).unwrap();
+    let function = AnyCall::BasaltModuleGetFunction(BasaltModuleGetFunction {
+        kernel: Handle::from_raw(raw + 100),
+        module,
+        name: c"variables",
+        most: 8,
+        reply: Span { offset: 0, length: 0 },
+    });
+    assert_eq!(device.status(&function), 0);
+    let out = device.upload(&[0_f32; 8]);
+    launch(device, raw + 100, (1, 8), &args(&[], &[out])).unwrap();
+    assert_eq!(device.download::<f32>(out, 4), [9.5, 6.0, 8.25, 16.0]);
+}
+
+#[test]
+fn variables_have_their_addresses_in_whatever_order_modules_are_made_again() {
+    let mut device = Device::new();
+    module_of_its_own(&mut device, 1);
+    module_of_its_own(&mut device, 2);
+    // The first one's table becomes another.
+    let (saved, _) = save(&device);
+    let regions = saved["memory"].as_array().unwrap().iter();
+    let mut tables = regions.filter(|region| region[0].as_u64() >= Some(1 << 56) && region[1] == 16);
+    let table = tables.next().unwrap()[0].as_u64().unwrap();
+    let numbers = device.upload(&[0_f32, 1.0, 2.0, 3.0]);
+    let to_table = copy(Memory::Svm(SvmAddress(table)), Memory::Svm(numbers), 16);
+    device.put(&to_table).unwrap();
+    let out = device.upload(&[0_f32; 8]);
+    let computed = |device: &mut Device| {
+        [101, 102].map(|kernel| {
+            launch(device, kernel, (1, 8), &args(&[], &[out])).unwrap();
+            device.download::<f32>(out, 4)
+        })
+    };
+    let wanted = computed(&mut device);
+    assert_ne!(wanted[0], wanted[1]);
+    let (mut saved, bytes) = save(&device);
+    let place = saved.pointer_mut("/modules/modules").unwrap();
+    let mut modules: Vec<serde_json::Value> = serde_json::from_value(place.take()).unwrap();
+    let order = modules.clone();
+    modules.reverse();
+    let orders = [order, modules];
+    for modules in orders {
+        *saved.pointer_mut("/modules/modules").unwrap() = modules.into();
+        let mut again = restore(&(saved.clone(), Bytes(bytes.0.clone())), 64 << 20).unwrap();
+        assert_eq!(again.state.used(), device.state.used());
+        assert_eq!(computed(&mut again), wanted);
+        again.skip(&device);
+        module_of_its_own(&mut again, 3);
+    }
 }
 
 #[test]
