@@ -16,8 +16,8 @@ use std::sync::{Arc, Mutex};
 
 use accel_proto::Handle;
 use accel_proto::cuda::{
-    BasaltModuleData, BasaltModuleGetFunction, BasaltModuleGetVariable, BasaltModuleLoad, BasaltModuleVariable,
-    CudaMalloc,
+    BasaltModuleData, BasaltModuleGetFunction, BasaltModuleGetVariable, BasaltModuleLoad, BasaltModuleUnload,
+    BasaltModuleVariable, CudaMalloc,
 };
 
 use crate::connection::{Connection, connection};
@@ -54,8 +54,8 @@ pub(crate) struct Layout {
 struct Module {
     /// The wrapper's address.
     wrapper: usize,
-    /// That is the container's own.
-    is_bare: bool,
+    /// A container without one, copied: the program may drop its own.
+    copy: Option<Arc<[u8]>>,
     /// Its name at the server, if that knows it.
     name: Option<u32>,
     is_gone: bool,
@@ -109,19 +109,18 @@ pub(crate) fn add_module(wrapper: usize) -> usize {
     registry.modules.len()
 }
 
-/// A fat binary without a wrapper.
+/// A fat binary without a wrapper, which is copied.
 ///
 /// # Safety
 ///
-/// What is mapped at the address stays as it is until the module is removed.
+/// What is mapped at the address stays as it is until this returns.
 pub(crate) unsafe fn add_container(code: usize) -> Result<usize, Failure> {
     // SAFETY: 1. the caller's.
-    unsafe { fatbin::bare(code) }?;
+    let copy = unsafe { fatbin::bare(code) }?.into();
     let mut registry = lock(&REGISTRY);
     let registry = registry.get_or_insert_default();
     registry.modules.push(Module {
-        wrapper: code,
-        is_bare: true,
+        copy: Some(copy),
         ..Module::default()
     });
     Ok(registry.modules.len())
@@ -132,7 +131,25 @@ pub(crate) fn remove_module(module: usize) {
     let mut registry = lock(&REGISTRY);
     if let Some(found) = registry.get_or_insert_default().module_mut(module) {
         found.is_gone = true;
+        found.copy = None;
     }
+}
+
+/// The program has unloaded a library; a server that says addresses unloads it, too.
+pub(crate) fn unload(module: usize) -> Result<(), Failure> {
+    let told = lock(&REGISTRY)
+        .get_or_insert_default()
+        .module_mut(module)
+        .and_then(|found| found.name);
+    remove_module(module);
+    let Some(name) = told else { return Ok(()) };
+    let connection = connection()?;
+    if !connection.device.says_addresses {
+        return Ok(());
+    }
+    connection.send(&BasaltModuleUnload {
+        module: Handle::from_raw(name),
+    })
 }
 
 /// A function of a fat binary, by the address that stands for it in the program.
@@ -366,11 +383,11 @@ impl Registry {
                 stub::say("a module has a __managed__ variable, which is not served; use cudaMalloc and copies");
                 return Err(Failure::Code(cudaErrorNotSupported));
             }
-            let container = match found.is_bare {
+            let copy = found.copy.clone();
+            let container = match &copy {
+                Some(copy) => copy,
                 // SAFETY: 1. the program has registered the wrapper, which is there for as long as its module.
-                false => unsafe { fatbin::container(found.wrapper) }?,
-                // SAFETY: 1. it was there when the module was added, and is as long as the module is.
-                true => unsafe { fatbin::bare(found.wrapper) }?,
+                None => unsafe { fatbin::container(found.wrapper) }?,
             };
             // A server that says addresses has them from its library.
             let variables = match connection.device.says_addresses {

@@ -13,81 +13,13 @@ mod support;
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_void};
 use std::path::Path;
-use std::sync::{Arc, Once};
-use std::time::{Duration, Instant};
 
-use accel_server::{Backend, Server, Stats, TenantLimits};
-use accel_transport::{Settings, Transport};
-use support::Linked;
+use accel_server::Backend;
+use support::chain::{Chain, ended};
 
-const MOST: Duration = Duration::from_secs(20);
 /// What the device is said to have, and what the programs may have.
 const DEVICE: u64 = 256 << 20;
 const QUOTA: u64 = 64 << 20;
-
-fn settings() -> Settings {
-    Settings {
-        transports: vec![Transport::Bell],
-        pairs: 4,
-        records: 256,
-        arena: 1 << 20,
-        patience: MOST,
-        busy_poll: None,
-    }
-}
-
-fn serve(backend: Backend, memory: u64, socket: &Path) -> Arc<Server> {
-    let listener = Server::listen(socket).unwrap();
-    let limits = TenantLimits {
-        memory: Some(memory),
-        ..TenantLimits::default()
-    };
-    let server = Arc::new(Server::with_limits(backend, settings(), &limits).unwrap());
-    let serving = Arc::clone(&server);
-    std::thread::spawn(move || serving.serve(&listener));
-    server
-}
-
-/// Both servers. The library has one connection in a process, so that there is one device here, and each test a server before it.
-struct Chain {
-    linked: Linked,
-    first: Arc<Server>,
-    device: Arc<Server>,
-}
-
-#[allow(
-    unsafe_code,
-    reason = "the library in this process is told its server by the environment"
-)]
-fn chain() -> &'static Chain {
-    static CHAIN: std::sync::OnceLock<Chain> = std::sync::OnceLock::new();
-    static TOLD: Once = Once::new();
-    CHAIN.get_or_init(|| {
-        let linked = Linked::new("tests/chain/main.c");
-        let socket = linked.path().join("device.sock");
-        // SAFETY: 1. it is set before any other thread of the test's reads the environment: whoever is first here waits for nobody.
-        TOLD.call_once(|| unsafe { std::env::set_var("BASALT_ACCEL_SOCKET", &socket) });
-        let device = serve(Backend::null(), DEVICE, &socket);
-        let backend = Backend::cuda(&[linked.path().to_owned()]).unwrap();
-        let first = serve(backend, QUOTA, &linked.socket());
-        Chain { linked, first, device }
-    })
-}
-
-impl Chain {
-    /// A server's statistics when its clients have ended but for so many, and have nothing: what nobody waits for may be on its way.
-    fn ended(server: &Server, left: usize) -> Stats {
-        let begin = Instant::now();
-        loop {
-            let stats = server.stats();
-            if stats.clients.len() <= left && stats.memory.used == 0 {
-                return stats;
-            }
-            assert!(begin.elapsed() < MOST, "{stats:?}");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    }
-}
 
 /// Functions by the library's numbers.
 fn names() -> Vec<String> {
@@ -154,11 +86,11 @@ const MORE: [&str; 7] = [
 #[test]
 fn what_a_program_asks_for_is_what_the_libraries_are_asked_for() {
     // One test, as the counters are of the process.
-    let chain = chain();
-    let before = here(chain);
+    let chain = Chain::new("tests/chain/main.c", (Backend::null(), DEVICE), QUOTA);
+    let before = here(&chain);
     let output = chain.linked.run("works");
-    let stats = Chain::ended(&chain.first, 0);
-    let after = here(chain);
+    let stats = ended(&chain.first, 0);
+    let after = here(&chain);
     let asked = printed(&output.stdout);
     let counted = |name: &str| {
         let of = |counts: &Counts| counts.get(name).copied().unwrap_or_default();
@@ -194,7 +126,7 @@ fn what_a_program_asks_for_is_what_the_libraries_are_asked_for() {
     // What the program has left is given back: in both servers, though the first one is still a client of the second.
     assert_eq!(stats.memory.used, 0);
     assert!(stats.memory.most > 5 << 20);
-    let device = Chain::ended(&chain.device, 1);
+    let device = ended(&chain.device, 1);
     assert_eq!((device.memory.used, device.memory.quota), (0, Some(DEVICE)));
     assert!(device.memory.most >= stats.memory.most);
     assert!(device.errors.is_empty(), "{:?}", device.errors);
@@ -202,9 +134,9 @@ fn what_a_program_asks_for_is_what_the_libraries_are_asked_for() {
     // Errors: of the server, and of the libraries behind it.
     let most = device.memory.most;
     chain.linked.run("quota");
-    let stats = Chain::ended(&chain.first, 0);
+    let stats = ended(&chain.first, 0);
     assert_eq!(stats.memory.refused, 1);
-    let device = Chain::ended(&chain.device, 1);
+    let device = ended(&chain.device, 1);
     assert_eq!(
         (device.memory.refused, device.memory.used),
         (0, 0),
@@ -212,19 +144,16 @@ fn what_a_program_asks_for_is_what_the_libraries_are_asked_for() {
     );
     assert!(device.memory.most <= most.max(QUOTA));
     chain.linked.run("errors");
-    let stats = Chain::ended(&chain.first, 0);
+    let stats = ended(&chain.first, 0);
     assert_eq!(stats.memory.used, 0);
     for code in [400, 700, 1, 7] {
         assert!(stats.errors.contains_key(&code), "{code}: {:?}", stats.errors);
     }
-    assert!(
-        Chain::ended(&chain.device, 1).errors.is_empty(),
-        "the device was not asked"
-    );
+    assert!(ended(&chain.device, 1).errors.is_empty(), "the device was not asked");
     // A program that was ended in the middle leaves nothing, either.
     chain.linked.run("left");
-    assert_eq!(Chain::ended(&chain.first, 0).memory.used, 0);
-    assert_eq!(Chain::ended(&chain.device, 1).memory.used, 0);
+    assert_eq!(ended(&chain.first, 0).memory.used, 0);
+    assert_eq!(ended(&chain.device, 1).memory.used, 0);
 }
 
 /// Functions that cross as they are: neither those that the client answers, nor those that it asks for once, nor those that are something

@@ -13,7 +13,7 @@ pub(crate) unsafe fn cudaLibraryLoadData(library: *mut P, code: *const c_void) -
     if library.is_null() || code.is_null() {
         return cudaErrorInvalidValue;
     }
-    // SAFETY: 1. the program's code is there, and stays so for as long as it has the library.
+    // SAFETY: 1. the program's code is there.
     let added = unsafe { registry::add_container(code.expose_provenance()) };
     status::cudart(added.map(|module| {
         // SAFETY: 1. the program has a place for it.
@@ -22,8 +22,7 @@ pub(crate) unsafe fn cudaLibraryLoadData(library: *mut P, code: *const c_void) -
 }
 
 pub(crate) unsafe fn cudaLibraryUnload(library: P) -> i32 {
-    registry::remove_module(library.addr());
-    0
+    status::cudart(registry::unload(library.addr()))
 }
 
 pub(crate) unsafe fn cudaLibraryGetKernel(p_kernel: *mut P, library: P, name: *const u8) -> i32 {

@@ -1,6 +1,8 @@
 //! The library as programs have it, linked from what cargo has built, and a program of C beside it. Knows no server.
 #![allow(dead_code, unreachable_pub, reason = "each test uses some of it")]
 
+pub mod chain;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 

@@ -294,6 +294,7 @@ pub(crate) fn carry_out(cx: &mut Context<'_>, call: &AnyCall<'_>) -> (Group, Res
         AnyCall::BasaltModuleGetFunction(call) => (Group::Cudart, crate::hand::basaltModuleGetFunction(cx, call)),
         AnyCall::BasaltModuleGetVariable(call) => (Group::Cudart, crate::hand::basaltModuleGetVariable(cx, call)),
         AnyCall::BasaltModuleLoad(call) => (Group::Cudart, crate::hand::basaltModuleLoad(cx, call)),
+        AnyCall::BasaltModuleUnload(call) => (Group::Cudart, crate::hand::basaltModuleUnload(cx, call)),
         AnyCall::BasaltModuleVariable(call) => (Group::Cudart, crate::hand::basaltModuleVariable(cx, call)),
         AnyCall::CudnnActivationBackward(call) => (Group::Cudnn, cudnn::cudnnActivationBackward(cx, call)),
         AnyCall::CudnnActivationForward(call) => (Group::Cudnn, cudnn::cudnnActivationForward(cx, call)),

@@ -11,7 +11,7 @@
 use std::collections::BTreeMap;
 
 use accel_proto::cuda::{self as calls, AnyReply};
-use accel_proto::{List, Span};
+use accel_proto::{Handle, List, Span};
 use accel_ptx::fatbin;
 
 use crate::Libraries;
@@ -52,7 +52,8 @@ pub(crate) struct Modules {
     modules: BTreeMap<u32, Module>,
     /// Bytes of those that are not loaded.
     bytes: u64,
-    kernels: BTreeMap<u32, Layout>,
+    /// With their modules.
+    kernels: BTreeMap<u32, (u32, Layout)>,
 }
 
 /// Where a kernel's parameters are in its arguments: begin and length of each.
@@ -66,12 +67,7 @@ impl Modules {
     /// All of them are unloaded.
     pub(crate) fn end(&mut self, libraries: &Libraries) {
         for module in std::mem::take(&mut self.modules).into_values() {
-            let Module::Loaded(library) = module else { continue };
-            let unloaded = libraries.runtime.cudaLibraryUnload().and_then(|function| {
-                // SAFETY: 1. the function has this type; 2. the library was loaded by the runtime, and nothing of it runs any more.
-                check(unsafe { function(std::ptr::with_exposed_provenance_mut(library)) })
-            });
-            if let Err(failure) = unloaded {
+            if let Err(failure) = unload(libraries, &module) {
                 log::warn!("a module cannot be unloaded: {failure:?}");
             }
         }
@@ -102,6 +98,30 @@ impl Modules {
         *module = Module::Loaded(library.expose_provenance());
         Ok(library)
     }
+}
+
+fn unload(libraries: &Libraries, module: &Module) -> Result<(), Failure> {
+    let Module::Loaded(library) = module else {
+        return Ok(());
+    };
+    let function = libraries.runtime.cudaLibraryUnload()?;
+    // SAFETY: 1. the function has this type; 2. the library was loaded by the runtime, and no kernel of it has a name any more. One that
+    // runs is the library's to wait for.
+    check(unsafe { function(std::ptr::with_exposed_provenance_mut(*library)) })
+}
+
+pub(crate) fn basaltModuleUnload(cx: &mut Context<'_>, call: &calls::BasaltModuleUnload) -> Result<(), Failure> {
+    let name = call.module.raw();
+    let module = cx.state.modules.modules.remove(&name).ok_or(Failure::InvalidHandle)?;
+    if let Module::Coming(bytes) | Module::Whole(bytes) = &module {
+        cx.state.modules.bytes -= bytes.len() as u64;
+    }
+    let kernels = &mut cx.state.modules.kernels;
+    let gone: Vec<_> = kernels.extract_if(.., |_, (of, _)| *of == name).collect();
+    for (kernel, _) in gone {
+        cx.take::<calls::CudaKernelT>(Handle::from_raw(kernel))?;
+    }
+    unload(cx.libraries, &module)
 }
 
 pub(crate) fn basaltModuleLoad(cx: &mut Context<'_>, call: &calls::BasaltModuleLoad) -> Result<(), Failure> {
@@ -171,7 +191,8 @@ pub(crate) fn basaltModuleGetFunction(
     let offsets: Result<Vec<_>, _> = places().map(|(begin, _)| word(*begin)).collect();
     let sizes: Result<Vec<_>, _> = places().map(|(_, length)| word(*length)).collect();
     let (count, size) = (word(layout.parameters.len())?, word(layout.size)?);
-    cx.state.modules.kernels.insert(call.kernel.raw(), layout);
+    let module = call.module.raw();
+    cx.state.modules.kernels.insert(call.kernel.raw(), (module, layout));
     cx.answer(&AnyReply::BasaltModuleGetFunction(
         calls::BasaltModuleGetFunctionReply {
             status: 0,
@@ -246,7 +267,7 @@ pub(crate) fn cudaLaunchKernel(cx: &mut Context<'_>, call: &calls::CudaLaunchKer
     let function = cx.libraries.runtime.cudaLaunchKernel()?;
     let (kernel, stream) = (cx.object(call.kernel)?, cx.object(call.stream)?);
     let layout = cx.state.modules.kernels.get(&call.kernel.raw());
-    let layout = layout.ok_or(INVALID_FUNCTION)?;
+    let (_, layout) = layout.ok_or(INVALID_FUNCTION)?;
     if call.args.len() != layout.size {
         return Err(Failure::InvalidValue);
     }

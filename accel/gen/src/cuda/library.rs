@@ -240,7 +240,7 @@ fn group(cuda: &Cuda, library: &Library) -> Option<String> {
     } else {
         ""
     };
-    _ = write!(text, "{list}{proto}\n");
+    _ = writeln!(text, "{list}{proto}");
     let number = if body.contains("number(") { ", number" } else { "" };
     let others: Vec<_> = [("Bytes", "Bytes::"), ("Scalar", "Scalar::")]
         .into_iter()

@@ -1697,6 +1697,37 @@ impl<'a> Call<'a> for BasaltModuleLoad {
     fn spans(&self, _: &mut dyn FnMut(Span)) {}
 }
 
+/// `basaltModuleUnload` (cudart).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct BasaltModuleUnload {
+    /// `cudaModule_t module`
+    pub module: Handle<CudaModuleT>,
+}
+
+impl<'a> Call<'a> for BasaltModuleUnload {
+    const OP: u16 = 0x1083;
+    type Reply<'r> = Done;
+
+    fn read<S: Source<'a>>(source: &mut S) -> Result<Self, Refused> {
+        let module = source.value("module")?;
+        Ok(Self { module })
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) {
+        writer.value(self.module);
+    }
+
+    fn failed(&self, status: i32) -> Self::Reply<'static> {
+        Done { status }
+    }
+
+    fn effects(&self, each: &mut dyn FnMut(Effect, Object)) {
+        touch(each, Effect::Drops, self.module);
+    }
+
+    fn spans(&self, _: &mut dyn FnMut(Span)) {}
+}
+
 /// `basaltModuleVariable` (cudart).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BasaltModuleVariable<'a> {

@@ -27,11 +27,11 @@ pub use cublas_lt::{CublasLtMatmul, CublasLtMatmulAlgoGetHeuristic, CublasLtMatm
 pub use cudart::{
     BasaltDeviceInfo, BasaltDeviceInfoReply, BasaltMalloc, BasaltMallocReply, BasaltModuleData,
     BasaltModuleGetFunction, BasaltModuleGetFunctionReply, BasaltModuleGetVariable, BasaltModuleGetVariableReply,
-    BasaltModuleLoad, BasaltModuleVariable, CudaDeviceSynchronize, CudaEventCreate, CudaEventCreateWithFlags,
-    CudaEventDestroy, CudaEventElapsedTime, CudaEventElapsedTimeReply, CudaEventQuery, CudaEventRecord,
-    CudaEventRecordWithFlags, CudaEventSynchronize, CudaFree, CudaFuncGetAttributes, CudaFuncGetAttributesReply,
-    CudaFuncSetAttribute, CudaLaunchKernel, CudaMalloc, CudaMemGetInfo, CudaMemGetInfoReply, CudaMemcpy2DAsync,
-    CudaMemcpyAsync, CudaMemset, CudaMemset2DAsync, CudaMemsetAsync,
+    BasaltModuleLoad, BasaltModuleUnload, BasaltModuleVariable, CudaDeviceSynchronize, CudaEventCreate,
+    CudaEventCreateWithFlags, CudaEventDestroy, CudaEventElapsedTime, CudaEventElapsedTimeReply, CudaEventQuery,
+    CudaEventRecord, CudaEventRecordWithFlags, CudaEventSynchronize, CudaFree, CudaFuncGetAttributes,
+    CudaFuncGetAttributesReply, CudaFuncSetAttribute, CudaLaunchKernel, CudaMalloc, CudaMemGetInfo,
+    CudaMemGetInfoReply, CudaMemcpy2DAsync, CudaMemcpyAsync, CudaMemset, CudaMemset2DAsync, CudaMemsetAsync,
     CudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags,
     CudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlagsReply, CudaStreamCreate, CudaStreamCreateWithFlags,
     CudaStreamCreateWithPriority, CudaStreamDestroy, CudaStreamGetPriority, CudaStreamGetPriorityReply,
@@ -129,6 +129,7 @@ calls! {
     0x1067 BasaltModuleGetFunction BasaltModuleGetFunction<'a>, BasaltModuleGetFunctionReply<'a>;
     0x1068 BasaltModuleGetVariable BasaltModuleGetVariable<'a>, BasaltModuleGetVariableReply;
     0x102b BasaltModuleLoad BasaltModuleLoad, Done;
+    0x1083 BasaltModuleUnload BasaltModuleUnload, Done;
     0x1069 BasaltModuleVariable BasaltModuleVariable<'a>, Done;
     0x106a CudnnActivationBackward CudnnActivationBackward<'a>, Done;
     0x106b CudnnActivationForward CudnnActivationForward<'a>, Done;

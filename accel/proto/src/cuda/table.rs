@@ -985,6 +985,21 @@ pub const COMMANDS: &[Command] = &[
         own_answers: &[],
     },
     Command {
+        name: "basaltModuleUnload",
+        since: "cudart",
+        op: Some(0x1083),
+        flow: Flow::Async {
+            queue: None,
+            sync_if: None,
+        },
+        service: Service::ByHand,
+        effects: &[(Effect::Drops, "module")],
+        quota: Quota::Nothing,
+        checks: &[],
+        objects: &[],
+        own_answers: &[],
+    },
+    Command {
         name: "basaltModuleVariable",
         since: "cudart",
         op: Some(0x1069),
