@@ -30,6 +30,7 @@ mod nvml;
 mod nvrtc;
 mod registry;
 mod stub;
+mod version;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -55,8 +55,18 @@ impl Linked {
             "-l:libcudart.so.13",
             "-l:libcublas.so.13",
             "-l:libcudnn.so.9",
+            "-l:libcurand.so.10",
             "-ldl",
         ]));
+        let mut compile = Command::new("cc");
+        compile
+            .args(["-O1", "-Wall", "-Werror", "-o"])
+            .arg(directory.path().join("old"));
+        compile
+            .arg(root.join("tests/linked/old.c"))
+            .arg("-L")
+            .arg(directory.path());
+        run(compile.args(["-Wl,--no-as-needed", "-l:libcudart.so.11.0"]));
         Self(directory)
     }
 
@@ -137,6 +147,19 @@ fn a_program_finds_functions_by_their_versions_and_its_calls_cross() {
     );
     assert!(stats.memory.most > 5 << 20);
     assert_eq!(stats.errors.get(&700), Some(&1), "{:?}", stats.errors);
+}
+
+#[test]
+fn a_program_of_a_version_that_is_not_served_is_told_which_are() {
+    let linked = Linked::new();
+    let mut command = Command::new(linked.0.path().join("old"));
+    let output = command.env("LD_LIBRARY_PATH", linked.0.path()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!((output.status.code(), &*output.stdout), (Some(1), &b""[..]), "{said}");
+    assert!(
+        said.contains("Basalt serves those of CUDA 13 and 12 (libcudart.so.13,") && said.contains("-cudart shared"),
+        "{said}"
+    );
 }
 
 #[test]

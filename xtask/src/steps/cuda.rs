@@ -19,7 +19,8 @@ use crate::runner::Task;
 /// What is generated for the linker, from the checkout's root.
 const GENERATED: &str = "accel/client-cuda/src/generated";
 const ARCHIVE: &str = "libbasalt_cuda.a";
-const LIBRARY: &str = "libbasalt_cuda.so";
+/// What the file is called, to which all names are links.
+pub(super) const LIBRARY: &str = "libbasalt_cuda.so";
 const LIMIT: Duration = Duration::from_secs(40 * 60);
 
 /// Links it; the directory that a program has in LD_LIBRARY_PATH.
