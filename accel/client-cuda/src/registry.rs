@@ -198,7 +198,8 @@ pub(crate) fn tell(kernel: u32) -> Result<Option<Arc<Layout>>, Failure> {
         let told = connection.ask(&call, |reply| {
             let places = reply.offsets.iter().zip(reply.sizes.iter());
             (reply.size, reply.count, places.collect::<Vec<_>>())
-        })?;
+        });
+        let told = told.inspect_err(|failure| not_usable("kernel", name, *failure))?;
         Some(Arc::new(Layout::new(told)?))
     } else {
         connection.send(&call)?;
@@ -229,7 +230,8 @@ pub(crate) fn variable(host: usize) -> Result<(u64, u64), Failure> {
             module: Handle::from_raw(module),
             name: text(of.name),
         };
-        let (address, size) = connection.ask(&call, |reply| (reply.address, reply.size))?;
+        let told = connection.ask(&call, |reply| (reply.address, reply.size));
+        let (address, size) = told.inspect_err(|failure| not_usable("variable", of.name, *failure))?;
         if size != of.size {
             return Err(unknown);
         }
@@ -251,6 +253,17 @@ pub(crate) fn variable(host: usize) -> Result<(u64, u64), Failure> {
         variable.is_known = true;
     }
     Ok((address, of.size))
+}
+
+/// Says which kernel or variable the server refuses; a program does not always ask why a launch has failed.
+fn not_usable(what: &str, name: usize, failure: Failure) {
+    if let Failure::Code(code) = failure {
+        let reason = crate::cudart::words(code).1.to_string_lossy();
+        stub::say(&format!(
+            "the {what} {} cannot be used: {reason}",
+            text(name).to_string_lossy()
+        ));
+    }
 }
 
 /// A name that the program has registered.

@@ -51,7 +51,7 @@ pub(crate) fn cuda_client(context: &Context, task: &mut Task) -> Result<PathBuf>
     link.args(["-shared", "-nodefaultlibs", "-o"]).arg(&library);
     link.arg(generated.join("symbols.s"));
     link.arg(format!(
-        "-Wl,--version-script={},--gc-sections,-O1,-z,defs",
+        "-Wl,--version-script={},--gc-sections,-O1,-s,-z,defs",
         generated.join("symbols.map").display()
     ));
     // No DT_SONAME: a program that is linked with one of its names needs that name.

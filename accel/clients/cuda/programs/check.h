@@ -27,10 +27,13 @@
             wrong("%s:%d: %s: %d", __FILE__, __LINE__, #call, code_);                                                               \
     } while (0)
 
+static int refused = 0;
+
 // A call that has to fail with this code.
 #define REFUSED(call, expected)                                                                                                     \
     do {                                                                                                                            \
         int code_ = (int)(call);                                                                                                    \
+        refused++;                                                                                                                  \
         if (code_ != (int)(expected))                                                                                               \
             wrong("%s:%d: %s is %d and not %d", __FILE__, __LINE__, #call, code_, (int)(expected));                                 \
     } while (0)
