@@ -392,7 +392,7 @@ impl Layout {
         }
         for (index, &(begin, length)) in self.parameters.iter().enumerate() {
             // SAFETY: 1. there are as many addresses as parameters.
-            let place = unsafe { arguments.add(index).read_unaligned() };
+            let place = unsafe { arguments.wrapping_add(index).read_unaligned() };
             if place.is_null() {
                 return Err(Failure::Code(cudaErrorInvalidValue));
             }
