@@ -38,6 +38,10 @@ pub(crate) struct Device {
     pub(crate) name: [u8; 64],
     pub(crate) memory: u64,
     pub(crate) attributes: [i32; 160],
+    /// Kernels are carried out there: modules and arguments cross.
+    pub(crate) takes_code: bool,
+    /// A library there says where memory of the device is.
+    pub(crate) says_addresses: bool,
 }
 
 /// The connection, or what stands for one.
@@ -105,6 +109,8 @@ impl Connection {
             name: [0; 64],
             memory: 0,
             attributes: [0; 160],
+            takes_code: false,
+            says_addresses: false,
         };
         let mut connection = Self {
             way: None,
@@ -120,6 +126,8 @@ impl Connection {
                 name: accel_cuda_null::DEVICE_NAME,
                 memory: accel_cuda_null::TOTAL_MEMORY,
                 attributes: accel_cuda_null::ATTRIBUTES,
+                takes_code: false,
+                says_addresses: false,
             };
             return Ok(connection);
         }
@@ -162,11 +170,15 @@ impl Connection {
                 reply.name.iter().collect::<Vec<u8>>(),
                 reply.total_global_mem,
                 reply.attributes.iter().collect::<Vec<_>>(),
+                reply.takes_code,
             )
         });
-        let (name, memory, attributes) =
-            told.map_err(|_| format!("the server at {place} has no CUDA; one with the back end `null` has"))?;
+        let (name, memory, attributes, takes_code) = told.map_err(|_| {
+            format!("the server at {place} has no CUDA; one with the back end `cuda`, `reference` or `null` has")
+        })?;
         connection.device.memory = memory;
+        connection.device.takes_code = takes_code != 0;
+        connection.device.says_addresses = takes_code == 2;
         for (place, byte) in connection.device.name.iter_mut().zip(name) {
             *place = byte;
         }

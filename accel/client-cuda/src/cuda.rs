@@ -5,10 +5,11 @@
 )]
 #![allow(non_snake_case, reason = "names are C's")]
 
-use crate::abi::P;
+use crate::abi::{P, raw};
 use crate::connection::connection;
 use crate::cudart::VERSION;
 use crate::generated::values::{CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NO_DEVICE};
+use crate::registry;
 use crate::stub;
 
 pub(crate) unsafe fn cuInit(_flags: u32) -> i32 {
@@ -34,6 +35,26 @@ pub(crate) unsafe fn cuDeviceGet(device: *mut i32, ordinal: i32) -> i32 {
     // SAFETY: 1. the program has a place for it.
     unsafe { stub::put(device, 0) };
     0
+}
+
+pub(crate) unsafe fn cuKernelGetParamInfo(
+    kernel: P,
+    param_index: usize,
+    param_offset: *mut usize,
+    param_size: *mut usize,
+) -> i32 {
+    let told = registry::tell(raw(kernel)).map(|layout| layout?.parameters.get(param_index).copied());
+    match told {
+        Ok(Some((begin, length))) => {
+            // SAFETY: 1. the program has a place for it.
+            unsafe { stub::put(param_offset, begin) };
+            // SAFETY: 1. the program has a place for it, or NULL.
+            unsafe { stub::put(param_size, length) };
+            0
+        }
+        Ok(None) => CUDA_ERROR_INVALID_VALUE,
+        Err(failure) => stub::status::cudart(Err(failure)),
+    }
 }
 
 /// What stands for the one context.

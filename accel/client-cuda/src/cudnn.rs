@@ -3,7 +3,9 @@
     unsafe_code,
     reason = "these are functions of a C API, which write where their callers say"
 )]
-#![allow(non_snake_case, reason = "names are C's")]
+#![allow(non_snake_case, clippy::too_many_arguments, reason = "names and parameters are C's")]
+
+mod shapes;
 
 use std::ffi::CStr;
 
@@ -15,6 +17,8 @@ use crate::descriptor;
 use crate::generated::values::{CUDNN_STATUS_BAD_PARAM, CUDNN_STATUS_NOT_SUPPORTED};
 use crate::handles::{Setting, set, setting};
 use crate::stub;
+
+pub(crate) use self::shapes::*;
 
 /// The version whose functions these are: 9.19, by which PyTorch 2.11 is built.
 const VERSION: usize = 91_900;

@@ -131,6 +131,16 @@ impl Descriptor {
         }
     }
 
+    /// The arguments of one function, of those that no key keeps apart.
+    pub(crate) fn part(&self, function: u16) -> Option<&[i32]> {
+        let found = self
+            .parts
+            .iter()
+            .find(|(known, key, _, _)| (*known, *key) == (function, 0));
+        let &(_, _, begin, length) = found?;
+        self.content.get(begin..begin + length)
+    }
+
     /// The arguments that were put first.
     pub(crate) fn first(&self) -> Option<&[i32]> {
         let &(_, _, begin, length) = self.parts.first()?;

@@ -18,8 +18,10 @@ mod cublas_lt;
 mod cuda;
 mod cudart;
 mod cudnn;
+mod curand;
 mod cusparse;
 mod descriptor;
+mod fatbin;
 mod generated;
 mod handles;
 mod memory;
@@ -27,7 +29,9 @@ mod nccl;
 mod nvml;
 mod nvrtc;
 mod registry;
+mod reserved;
 mod stub;
+mod version;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

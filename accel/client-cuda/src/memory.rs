@@ -28,6 +28,8 @@ const INVALID_VALUE: Failure = Failure::Code(1);
 pub(crate) enum Kind {
     /// The device's memory.
     Device,
+    /// A variable of a module, which is the device's memory, too.
+    Variable,
     /// Memory of the process that was allocated for copies.
     Host,
     /// Memory of the program's own that it has told of.
@@ -53,6 +55,39 @@ static MEMORY: Mutex<Memory> = Mutex::new(Memory {
 
 /// An allocation of the device's memory, of which the program may have so many bytes in all.
 pub(crate) fn allocate(size: u64, most: u64) -> Result<u64, Failure> {
+    take(size, most, Kind::Device)
+}
+
+/// The same for a variable of a module.
+pub(crate) fn allocate_variable(size: u64, most: u64) -> Result<u64, Failure> {
+    take(size, most, Kind::Variable)
+}
+
+/// A variable's place is free again, as the server has not heard of it.
+pub(crate) fn forget_variable(begin: u64) {
+    let mut memory = lock(&MEMORY);
+    if let Ok(length) = memory.remove(begin, Kind::Variable) {
+        memory.give_back(begin, length);
+    }
+}
+
+/// Memory of the device's that the server has put there.
+pub(crate) fn insert(begin: u64, length: u64, kind: Kind) {
+    let mut memory = lock(&MEMORY);
+    if let Some((before, _)) = memory.ranges.insert(begin, (length, kind)) {
+        memory.used -= before;
+    }
+    memory.used += length;
+}
+
+/// Where all allocations begin, but for variables.
+pub(crate) fn allocations() -> Vec<u64> {
+    let memory = lock(&MEMORY);
+    let all = memory.ranges.iter().filter(|(_, (_, kind))| *kind == Kind::Device);
+    all.map(|(begin, _)| *begin).collect()
+}
+
+fn take(size: u64, most: u64, kind: Kind) -> Result<u64, Failure> {
     let mut memory = lock(&MEMORY);
     let length = size.max(1).checked_next_multiple_of(ALIGNMENT).ok_or(OUT_OF_MEMORY)?;
     if memory.used.checked_add(length).is_none_or(|used| used > most) {
@@ -60,14 +95,14 @@ pub(crate) fn allocate(size: u64, most: u64) -> Result<u64, Failure> {
     }
     memory.reserve()?;
     let begin = memory.take(length).ok_or(OUT_OF_MEMORY)?;
-    memory.ranges.insert(begin, (length, Kind::Device));
+    memory.ranges.insert(begin, (length, kind));
     memory.used += length;
     Ok(begin)
 }
 
 /// An allocation's end, of which `tell` tells the server. Its address is another's only behind that, as the server has records in order.
 pub(crate) fn free(begin: u64, tell: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> {
-    let length = lock(&MEMORY).remove(begin)?;
+    let length = lock(&MEMORY).remove(begin, Kind::Device)?;
     let told = tell();
     lock(&MEMORY).give_back(begin, length);
     told
@@ -110,7 +145,7 @@ pub(crate) fn find(address: u64) -> Option<(Kind, u64)> {
 
 /// Whether an address belongs to the device's memory, allocated or not.
 pub(crate) fn is_device(address: u64) -> bool {
-    find(address).is_some_and(|(kind, _)| kind == Kind::Device)
+    find(address).is_some_and(|(kind, _)| matches!(kind, Kind::Device | Kind::Variable))
 }
 
 impl Memory {
@@ -141,16 +176,19 @@ impl Memory {
     }
 
     /// An allocation is none any more; how long it was.
-    fn remove(&mut self, begin: u64) -> Result<u64, Failure> {
-        let Some(&(length, Kind::Device)) = self.ranges.get(&begin) else {
-            return Err(INVALID_VALUE);
-        };
+    fn remove(&mut self, begin: u64, kind: Kind) -> Result<u64, Failure> {
+        let found = self.ranges.get(&begin).filter(|(_, found)| *found == kind);
+        let &(length, _) = found.ok_or(INVALID_VALUE)?;
         self.ranges.remove(&begin);
         self.used -= length;
         Ok(length)
     }
 
     fn give_back(&mut self, mut begin: u64, mut length: u64) {
+        if !self.is_reserved {
+            // The server has put it there, and knows what is free.
+            return;
+        }
         if let Some((&before, &size)) = self.free.range(..begin).next_back()
             && before + size == begin
         {
@@ -192,6 +230,11 @@ mod tests {
         assert_eq!(free(third, || Ok(())), Ok(()));
         assert_eq!(free(second, || Err(Failure::Gone)), Err(Failure::Gone));
         assert_eq!(allocate(2048, most), Ok(first), "free parts have grown together");
+        let variable = allocate_variable(4, most).unwrap();
+        assert!(is_device(variable) && free(variable, || Ok(())) == Err(INVALID_VALUE));
+        assert!(allocations().contains(&first) && !allocations().contains(&variable));
+        forget_variable(variable);
+        assert_eq!(find(variable), None);
         free(first, || Ok(())).unwrap();
         note(0x1000, 16, Kind::Registered).unwrap();
         assert_eq!(note(0x100f, 1, Kind::Host), Err(Failure::Code(712)));

@@ -38,6 +38,8 @@ static NOT_SERVED: AtomicU64 = AtomicU64::new(0);
 /// What a call says behind its object, by call and object.
 type Said = HashMap<(u16, u32), [u8; 24]>;
 
+static LAST: Mutex<Option<Said>> = Mutex::new(None);
+
 thread_local! {
     static LAST_ERROR: Cell<i32> = const { Cell::new(0) };
 }
@@ -63,6 +65,21 @@ pub(crate) fn not_served(index: usize, value: i64) -> i64 {
         told(i32::try_from(value).unwrap_or_default());
     }
     value
+}
+
+/// Why something is refused, said once each to who wants to know.
+pub(crate) fn say(text: &str) {
+    /// A program that finds ever new reasons fills no memory.
+    const MOST: usize = 256;
+    static SAID: Mutex<Vec<String>> = Mutex::new(Vec::new());
+    if env::var_os(DEBUG).is_none() {
+        return;
+    }
+    let mut said = lock(&SAID);
+    if said.len() < MOST && !said.iter().any(|known| known == text) {
+        eprintln!("basalt-cuda: {text}");
+        said.push(text.to_owned());
+    }
 }
 
 /// For tests and measurements: functions called, records without an answer, records with one, and calls that are not served, into four
@@ -125,7 +142,6 @@ pub(crate) fn send<'a, C: Call<'a>>(call: &C) -> Result<(), Failure> {
 
 /// The same, unless the last one of its kind for its object was the same.
 pub(crate) fn send_once<'a, C: Call<'a>>(call: &C) -> Result<(), Failure> {
-    static LAST: Mutex<Option<Said>> = Mutex::new(None);
     let mut bytes = [0; 28];
     let mut writer = Writer::new(&mut bytes);
     call.write(&mut writer);
@@ -144,6 +160,11 @@ pub(crate) fn send_once<'a, C: Call<'a>>(call: &C) -> Result<(), Failure> {
     connection()?.send(call)?;
     last.insert((C::OP, object), arguments);
     Ok(())
+}
+
+/// What was said last by [`send_once`] of a call's kind for an object: its arguments behind the object, as they travel.
+pub(crate) fn said(op: u16, object: u32) -> Option<[u8; 24]> {
+    lock(&LAST).as_ref()?.get(&(op, object)).copied()
 }
 
 /// Waits for an answer and has it taken; one that is `kept` is asked for once.
@@ -275,7 +296,7 @@ impl Scalar for P {
 
 /// Each library's code for what happened.
 pub(crate) mod status {
-    use super::Failure;
+    use super::{Failure, made};
 
     pub(crate) fn cudart(result: Result<(), Failure>) -> i32 {
         match result {
@@ -289,23 +310,34 @@ pub(crate) mod status {
         }
     }
 
-    /// CUBLAS_STATUS_NOT_INITIALIZED, CUBLAS_STATUS_INVALID_VALUE, CUBLAS_STATUS_EXECUTION_FAILED
+    /// What the server says of whatever it does not serve, of whichever library: `cudaErrorNotSupported`.
+    const NOT_SUPPORTED: i32 = 801;
+
+    /// CUBLAS_STATUS_NOT_INITIALIZED, CUBLAS_STATUS_INVALID_VALUE, CUBLAS_STATUS_EXECUTION_FAILED, CUBLAS_STATUS_NOT_SUPPORTED
     pub(crate) fn cublas(result: Result<(), Failure>) -> i32 {
-        of(result, [1, 7, 13])
+        of(result, [1, 7, 13, 15])
+    }
+
+    /// CURAND_STATUS_INITIALIZATION_FAILED, CURAND_STATUS_OUT_OF_RANGE, CURAND_STATUS_LAUNCH_FAILURE, CURAND_STATUS_TYPE_ERROR
+    pub(crate) fn curand(result: Result<(), Failure>) -> i32 {
+        of(result, [203, 104, 201, 103])
     }
 
     pub(crate) use cublas as cublas_lt;
 
-    /// CUDNN_STATUS_NOT_INITIALIZED, CUDNN_STATUS_BAD_PARAM, CUDNN_STATUS_EXECUTION_FAILED
+    /// CUDNN_STATUS_NOT_INITIALIZED, CUDNN_STATUS_BAD_PARAM, CUDNN_STATUS_EXECUTION_FAILED, CUDNN_STATUS_NOT_SUPPORTED
     pub(crate) fn cudnn(result: Result<(), Failure>) -> i32 {
-        of(result, [1001, 2000, 5000])
+        of(result, [1001, 2000, 5000, 3000])
     }
 
-    fn of(result: Result<(), Failure>, [no_server, too_long, failed]: [i32; 3]) -> i32 {
+    fn of(result: Result<(), Failure>, [no_server, too_long, failed, not_served]: [i32; 4]) -> i32 {
         match result {
             Ok(()) => 0,
             Err(Failure::NoServer | Failure::Forked) => no_server,
             Err(Failure::TooLong) => too_long,
+            Err(Failure::Code(NOT_SUPPORTED)) => not_served,
+            // There the library itself has answered.
+            Err(Failure::Code(code)) if made().is_some_and(|connection| connection.device.says_addresses) => code,
             Err(Failure::Gone | Failure::Code(_)) => failed,
         }
     }

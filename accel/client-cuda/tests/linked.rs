@@ -1,9 +1,10 @@
 //! The library as programs have it: linked with the names and versions of its functions, by all of its file's names, and called by a program
 //! in C, against a server with the back end `null`, none, and one that ends.
 
+mod support;
+
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,93 +14,12 @@ use accel_proto::{Arguments, Limits, Record, Writer};
 use accel_server::{Backend, Server, TenantLimits};
 use accel_transport::{Settings, Transport, accept};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use support::Linked;
 use wire::packet::PacketSocket;
 
 /// What a window has: less than the program copies at a time.
 const ARENA: u64 = 1 << 20;
 const MOST: Duration = Duration::from_secs(20);
-
-/// The library and the program, in a directory.
-struct Linked(tempfile::TempDir);
-
-impl Linked {
-    fn new() -> Self {
-        let directory = tempfile::tempdir().unwrap();
-        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let generated = root.join("src/generated");
-        let archive = archive();
-        let library = directory.path().join("libbasalt_cuda.so");
-        let mut link = Command::new("cc");
-        link.arg("-shared")
-            .arg("-o")
-            .arg(&library)
-            .arg(generated.join("symbols.s"));
-        link.arg(format!(
-            "-Wl,--version-script={},--gc-sections,-z,defs",
-            generated.join("symbols.map").display()
-        ));
-        run(link.arg(archive).args(["-lgcc_s", "-lpthread", "-ldl"]));
-        for file in std::fs::read_to_string(generated.join("files.txt")).unwrap().lines() {
-            std::os::unix::fs::symlink("libbasalt_cuda.so", directory.path().join(file)).unwrap();
-        }
-        let mut compile = Command::new("cc");
-        compile
-            .args(["-O1", "-Wall", "-Werror", "-o"])
-            .arg(directory.path().join("program"));
-        compile
-            .arg(root.join("tests/linked/main.c"))
-            .arg("-L")
-            .arg(directory.path());
-        run(compile.args([
-            "-Wl,--no-as-needed",
-            "-l:libcudart.so.13",
-            "-l:libcublas.so.13",
-            "-l:libcudnn.so.9",
-            "-ldl",
-        ]));
-        Self(directory)
-    }
-
-    fn socket(&self) -> PathBuf {
-        self.0.path().join("accel.sock")
-    }
-
-    /// Runs the program.
-    fn program(&self, what: &str) -> String {
-        let mut command = Command::new(self.0.path().join("program"));
-        command.arg(what).env("LD_LIBRARY_PATH", self.0.path());
-        command
-            .env("BASALT_ACCEL_SOCKET", self.socket())
-            .env("BASALT_ACCEL_DEBUG", "1");
-        String::from_utf8(run(&mut command).stderr).unwrap()
-    }
-}
-
-/// The library that cargo has built for this test: its name has a sum in it, and others are of other settings and older.
-fn archive() -> PathBuf {
-    let own = std::env::current_exe().unwrap();
-    let files = std::fs::read_dir(own.parent().unwrap())
-        .unwrap()
-        .map(|entry| entry.unwrap().path());
-    let is_one = |path: &PathBuf| {
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        name.starts_with("libbasalt_cuda") && name.ends_with(".a")
-    };
-    let newest = files
-        .filter(is_one)
-        .max_by_key(|path| path.metadata().unwrap().modified().unwrap());
-    newest.expect("it is built with this test")
-}
-
-fn run(command: &mut Command) -> Output {
-    let output = command.output().unwrap();
-    assert!(
-        output.status.success(),
-        "{command:?}: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    output
-}
 
 fn settings() -> Settings {
     Settings {
@@ -114,7 +34,7 @@ fn settings() -> Settings {
 
 #[test]
 fn a_program_finds_functions_by_their_versions_and_its_calls_cross() {
-    let linked = Linked::new();
+    let linked = Linked::new("tests/linked/main.c");
     let listener = Server::listen(&linked.socket()).unwrap();
     let limits = TenantLimits {
         memory: Some(64 << 20),
@@ -140,8 +60,24 @@ fn a_program_finds_functions_by_their_versions_and_its_calls_cross() {
 }
 
 #[test]
+fn a_program_of_a_version_that_is_not_served_is_told_which_are() {
+    let linked = Linked::new("tests/linked/main.c");
+    let old = linked.compile("tests/linked/old.c", "old", &["libcudart.so.11.0"]);
+    let output = Command::new(old)
+        .env("LD_LIBRARY_PATH", linked.path())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!((output.status.code(), &*output.stdout), (Some(1), &b""[..]), "{said}");
+    assert!(
+        said.contains("Basalt serves those of CUDA 13 and 12 (libcudart.so.13,") && said.contains("-cudart shared"),
+        "{said}"
+    );
+}
+
+#[test]
 fn without_a_server_there_is_no_device_and_it_is_said_why() {
-    let linked = Linked::new();
+    let linked = Linked::new("tests/linked/main.c");
     let said = linked.program("no-server");
     assert!(
         said.contains("no accelerator at") && said.contains("BASALT_ACCEL_SOCKET names the server"),
@@ -161,7 +97,7 @@ impl Quota for Unlimited {
 
 #[test]
 fn a_server_that_ends_is_an_error_of_every_later_call() {
-    let linked = Linked::new();
+    let linked = Linked::new("tests/linked/main.c");
     let flags = SocketFlags::CLOEXEC;
     let listener: OwnedFd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
     rustix::net::bind(&listener, &SocketAddrUnix::new(linked.socket()).unwrap()).unwrap();

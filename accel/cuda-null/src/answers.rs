@@ -89,8 +89,11 @@ pub fn answer(call: &AnyCall<'_>, used: u64, total: u64) -> AnyReply<'static> {
             name: List::new(&DEVICE_NAME),
             total_global_mem: total,
             attributes: List::new(&ATTRIBUTES),
+            takes_code: 0,
         }),
         AnyCall::BasaltDeviceInfo(_) => call.failed(101),
+        // Its clients choose addresses.
+        AnyCall::BasaltMalloc(_) => call.failed(801),
         AnyCall::CudaMemGetInfo(_) => AnyReply::CudaMemGetInfo(CudaMemGetInfoReply {
             status: 0,
             free: total.saturating_sub(used),

@@ -10,8 +10,10 @@
 
 mod answers;
 mod memory;
+mod objects;
 mod state;
 
 pub use answers::{ATTRIBUTES, DEVICE_NAME, TOTAL_MEMORY, answer};
 pub use memory::Quota;
-pub use state::{Failure, State};
+pub use objects::{Failure, Objects};
+pub use state::State;

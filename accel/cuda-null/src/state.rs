@@ -3,50 +3,19 @@
 //! What follows from annotations (which objects a call makes, needs and drops, which addresses it names) is done for every call alike;
 //! by name are known only the calls about memory.
 
-use std::collections::BTreeSet;
-
-use accel_proto::cuda::{AnyCall, AnyReply, CudaStreamT};
-use accel_proto::{Effect, Kind, Memory as At, Object};
+use accel_proto::Memory as At;
+use accel_proto::Object;
+use accel_proto::cuda::{AnyCall, AnyReply};
 
 use crate::memory::{Memory, Quota};
-
-/// Objects of a client at a time.
-const MOST: usize = 1 << 20;
-/// Names that each stream has without being made: NULL, the legacy one, and the thread's own.
-const OWN_STREAMS: u32 = 3;
-
-/// Why a call fails.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Failure {
-    /// A number that means nothing.
-    InvalidValue,
-    /// There is not enough memory, or too many objects.
-    OutOfMemory,
-    /// A name that no object has.
-    InvalidHandle,
-    /// An address in no allocation.
-    IllegalAddress,
-}
-
-impl Failure {
-    /// The runtime's code (CUDA Runtime API, `cudaError_t`).
-    #[must_use]
-    pub fn code(self) -> i32 {
-        match self {
-            Self::InvalidValue => 1,
-            Self::OutOfMemory => 2,
-            Self::InvalidHandle => 400,
-            Self::IllegalAddress => 700,
-        }
-    }
-}
+use crate::objects::{Failure, Objects};
 
 /// A client's.
 #[derive(Debug)]
 pub struct State {
     /// Bytes of the device's memory, as the client is told.
     total: u64,
-    objects: BTreeSet<(&'static str, u32)>,
+    objects: Objects,
     memory: Memory,
     /// The first failure of a call that nobody waited for.
     failed: Option<Failure>,
@@ -58,7 +27,7 @@ impl State {
     pub fn new(total: u64) -> Self {
         Self {
             total,
-            objects: BTreeSet::new(),
+            objects: Objects::default(),
             memory: Memory::default(),
             failed: None,
         }
@@ -93,7 +62,10 @@ impl State {
         let mut result = Ok(());
         call.effects(&mut |effect, object| {
             if result.is_ok() {
-                result = self.affect(effect, object);
+                result = match object {
+                    Object::Svm(address) => self.memory.check(address.0, 0),
+                    Object::Handle(handle) => self.objects.affect(effect, handle),
+                };
             }
         });
         result?;
@@ -106,24 +78,29 @@ impl State {
                 At::Svm(address) if call.count > 0 => self.memory.check(address.0, call.count),
                 At::Svm(_) | At::Arena(_) => Ok(()),
             }),
+            AnyCall::CudaMemset2DAsync(call) => self.check_rows(call.dev_ptr.0, call.pitch, call.width, call.height),
+            AnyCall::CudaMemcpy2DAsync(call) => [(call.dst, call.dpitch), (call.src, call.spitch)]
+                .into_iter()
+                .try_for_each(|(memory, pitch)| match memory {
+                    At::Svm(address) => self.check_rows(address.0, pitch, call.width, call.height),
+                    At::Arena(_) => Ok(()),
+                }),
             _ => Ok(()),
         }
     }
 
-    /// What follows from the annotations.
-    fn affect(&mut self, effect: Effect, object: Object) -> Result<(), Failure> {
-        let handle = match object {
-            Object::Svm(address) => return self.memory.check(address.0, 0),
-            Object::Handle(handle) if handle.c_type == CudaStreamT::C_TYPE && handle.raw < OWN_STREAMS => return Ok(()),
-            Object::Handle(handle) => (handle.c_type, handle.raw),
+    /// Whether rows are in one allocation, from the first one's begin to the last one's end.
+    fn check_rows(&self, begin: u64, pitch: u64, width: u64, height: u64) -> Result<(), Failure> {
+        let Some(others) = height.checked_sub(1) else {
+            return Ok(());
         };
-        match effect {
-            Effect::Creates if self.objects.len() >= MOST => Err(Failure::OutOfMemory),
-            Effect::Creates if self.objects.insert(handle) => Ok(()),
-            Effect::Creates => Err(Failure::InvalidValue),
-            Effect::Drops if self.objects.remove(&handle) => Ok(()),
-            Effect::Changes | Effect::Content | Effect::Uses if self.objects.contains(&handle) => Ok(()),
-            Effect::Drops | Effect::Changes | Effect::Content | Effect::Uses => Err(Failure::InvalidHandle),
+        if pitch < width {
+            return Err(Failure::InvalidValue);
+        }
+        let length = pitch.checked_mul(others).and_then(|others| others.checked_add(width));
+        match length.ok_or(Failure::IllegalAddress)? {
+            0 => Ok(()),
+            length => self.memory.check(begin, length),
         }
     }
 

@@ -401,6 +401,12 @@ pub(crate) fn objects(api: &Api) -> String {
             "use crate::plain::{Members, MembersMut, Plain};\n"
         }
     );
+    let kinds: Vec<_> = api.handles.iter().map(|kind| format!("\"{}\"", kind.c_type)).collect();
+    _ = writeln!(
+        text,
+        "/// The C types of all kinds.\npub const KINDS: &[&str] = &[{}];\n",
+        kinds.join(", ")
+    );
     for kind in &api.handles {
         let name = names::c_type(api, &kind.c_type);
         _ = writeln!(
@@ -464,7 +470,11 @@ pub(crate) fn root(api: &Api, groups: &[(&str, Vec<Crossing<'_>>)]) -> String {
             _ = writeln!(text, "mod {name};");
         }
     }
-    text.push_str("mod objects;\npub mod table;\n\nuse crate::call::{Done, calls};\n\n");
+    text.push_str("mod objects;\n");
+    if api.prefix.is_empty() {
+        text.push_str("pub mod parts;\n");
+    }
+    text.push_str("pub mod table;\n\nuse crate::call::{Done, calls};\n\n");
     for (name, crossings) in groups {
         let mut types = Vec::new();
         for crossing in crossings {

@@ -1,22 +1,25 @@
 //! What is generated of CUDA's libraries beyond the types of calls: the client's functions, their names and versions for the linker, the
-//! constants of the annotations, and the page of calls.
+//! server's calls of the real libraries, the constants of the annotations, and the page of calls.
 //!
 //! Knows no function by name; what those by hand do is the client's.
 
 mod document;
 mod function;
+mod library;
 mod symbols;
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
 
-use accel_spec::cuda::{Body, Cuda, Function, Library};
+use accel_spec::cuda::{Body, Cuda, Function, Library, snake};
 use sha2::{Digest, Sha256};
 
 use crate::code::HEAD;
 use crate::lock::Lock;
-use crate::{CUDA, GenError, Numbered, Output, formatted};
+use crate::{CUDA, GenError, Numbered, Output, PROTO, formatted};
+
+pub(crate) use library::LIBRARY;
 
 /// Where the client's functions go.
 pub(crate) const CLIENT: &str = "accel/client-cuda/src/generated";
@@ -28,6 +31,9 @@ pub(crate) fn outputs(root: &Path, lock: &mut Lock) -> Result<Vec<Output>, GenEr
     let numbered = Numbered::new(&cuda.api, lock, CUDA)?;
     let mut outputs = numbered.proto(root, &cuda.api)?;
     let parts = parts(&cuda, lock)?;
+    let path = format!("{PROTO}/cuda/parts.rs");
+    let text = formatted(root, &path, &part_numbers(&parts))?;
+    outputs.push(Output { path, text });
     let mut rust = vec![("mod".to_owned(), module(&cuda)), ("values".to_owned(), values(&cuda))];
     let mut index = 0;
     for library in &cuda.libraries {
@@ -36,6 +42,11 @@ pub(crate) fn outputs(root: &Path, lock: &mut Lock) -> Result<Vec<Output>, GenEr
     }
     for (name, text) in rust {
         let path = format!("{CLIENT}/{name}.rs");
+        let text = formatted(root, &path, &text)?;
+        outputs.push(Output { path, text });
+    }
+    for (name, text) in library::modules(&cuda, &parts) {
+        let path = format!("{LIBRARY}/{name}.rs");
         let text = formatted(root, &path, &text)?;
         outputs.push(Output { path, text });
     }
@@ -59,8 +70,8 @@ pub(crate) fn outputs(root: &Path, lock: &mut Lock) -> Result<Vec<Output>, GenEr
 }
 
 /// Numbers of the functions whose arguments are parts of a descriptor.
-fn parts(cuda: &Cuda, lock: &mut Lock) -> Result<HashMap<String, u16>, GenError> {
-    let mut parts = HashMap::new();
+fn parts(cuda: &Cuda, lock: &mut Lock) -> Result<BTreeMap<String, u16>, GenError> {
+    let mut parts = BTreeMap::new();
     for function in cuda.libraries.iter().flat_map(|library| &library.functions) {
         if !matches!(function.body, Body::CreateDescriptor | Body::SetDescriptor { .. }) {
             continue;
@@ -82,6 +93,20 @@ fn parts(cuda: &Cuda, lock: &mut Lock) -> Result<HashMap<String, u16>, GenError>
         parts.insert(function.name.clone(), lock.number(&function.name, &sum, CUDA)?);
     }
     Ok(parts)
+}
+
+/// The same for whoever reads descriptors.
+fn part_numbers(parts: &BTreeMap<String, u16>) -> String {
+    let mut text = format!(
+        "{HEAD}//! Numbers of the functions whose arguments are parts of a descriptor. A call carries of each of its descriptors, one part behind\n\
+         //! the other: the function's number, how many words, and the words of its arguments behind the descriptor (those of 64 bits are two,\n\
+         //! the lower one first; bytes are four to a word).\n\n"
+    );
+    for (name, number) in parts {
+        let constant = snake(name).to_uppercase();
+        _ = writeln!(text, "/// `{name}`.\npub const {constant}: i32 = {number:#06x};");
+    }
+    text
 }
 
 /// The module of all, with the names of functions by their numbers.
@@ -112,7 +137,7 @@ fn values(cuda: &Cuda) -> String {
     text
 }
 
-fn functions(cuda: &Cuda, library: &Library, parts: &HashMap<String, u16>, index: &mut usize) -> String {
+fn functions(cuda: &Cuda, library: &Library, parts: &BTreeMap<String, u16>, index: &mut usize) -> String {
     let mut body = String::new();
     for function in &library.functions {
         let writer = function::Writer {

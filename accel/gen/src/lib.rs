@@ -162,6 +162,7 @@ fn differing(root: &Path) -> Result<Vec<(String, Option<String>)>, GenError> {
         client::STUBS,
         server::SERVER,
         cuda::CLIENT,
+        cuda::LIBRARY,
     ] {
         // Before anything was generated there is none.
         for entry in fs::read_dir(root.join(dir)).into_iter().flatten().flatten() {

@@ -115,6 +115,9 @@ pub enum LaunchError {
         /// The budget.
         budget: u64,
     },
+    /// Whoever launched it wanted no more of it.
+    #[error("the launch was stopped before the kernel's end; nobody waits for it")]
+    Stopped,
     /// The kernel executed `trap`.
     #[error("the kernel trapped: {thread}, PTX line {line}; see what the kernel traps on")]
     Trap {
@@ -161,7 +164,7 @@ impl LaunchError {
             Self::Configuration { .. } => ("cudaErrorInvalidConfiguration", 9),
             Self::IllegalAddress { .. } => ("cudaErrorIllegalAddress", 700),
             Self::Misaligned { .. } => ("cudaErrorMisalignedAddress", 716),
-            Self::Deadlock { .. } | Self::Timeout { .. } => ("cudaErrorLaunchTimeout", 702),
+            Self::Deadlock { .. } | Self::Timeout { .. } | Self::Stopped => ("cudaErrorLaunchTimeout", 702),
             Self::Trap { .. } => ("cudaErrorLaunchFailure", 719),
             Self::Assert { .. } => ("cudaErrorAssert", 710),
             Self::StackOverflow { .. } => ("cudaErrorHardwareStackError", 714),

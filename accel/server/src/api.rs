@@ -13,6 +13,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use crate::cuda::Support;
 pub(crate) use crate::generated::api::Api;
 use crate::objects::Sort;
 
@@ -123,6 +124,9 @@ pub enum BackendError {
         /// Which.
         path: PathBuf,
     },
+    /// CUDA's libraries cannot be used.
+    #[error(transparent)]
+    Cuda(#[from] accel_cuda_library::LibraryError),
 }
 
 /// Objects that are there, by their sort.
@@ -159,6 +163,8 @@ pub struct Backend {
     pub(crate) looks_at_arguments: bool,
     /// Whether it calls functions that were registered with it, and has memory with bytes in it.
     pub(crate) calls_back: bool,
+    /// What it does with CUDA's calls.
+    pub(crate) cuda: Support,
     /// How many objects it has for the server.
     pub(crate) census: Census,
     name: String,
@@ -203,8 +209,28 @@ impl Backend {
             api,
             looks_at_arguments: true,
             calls_back: true,
+            cuda: Support::Nothing,
             census: Census::default(),
             name: format!("opencl ({})", path.display()),
+        })
+    }
+
+    /// CUDA's real libraries in these directories, or where the loader finds them. Calls of OpenCL are refused. They are never unloaded.
+    ///
+    /// # Errors
+    ///
+    /// [`BackendError::Cuda`].
+    pub fn cuda(directories: &[PathBuf]) -> Result<Self, BackendError> {
+        let libraries = accel_cuda_library::Libraries::open(directories)?;
+        // SAFETY: 1. nothing is found.
+        let (api, _) = unsafe { Api::find(&|_| None) };
+        Ok(Self {
+            api,
+            looks_at_arguments: false,
+            calls_back: false,
+            cuda: Support::Library(Box::new(libraries)),
+            census: Census::default(),
+            name: "cuda".into(),
         })
     }
 
@@ -215,8 +241,22 @@ impl Backend {
             api: crate::null::api(),
             looks_at_arguments: false,
             calls_back: false,
+            cuda: Support::Null,
             census: Census::default(),
             name: "null".into(),
+        }
+    }
+
+    /// One that computes CUDA's calls on the CPU, and has nothing of OpenCL.
+    #[must_use]
+    pub fn reference() -> Self {
+        // SAFETY: 1. nothing is found.
+        let (api, _) = unsafe { Api::find(&|_| None) };
+        Self {
+            api,
+            cuda: Support::Reference,
+            name: "reference".into(),
+            ..Self::null()
         }
     }
 
@@ -226,6 +266,7 @@ impl Backend {
     pub fn simulated() -> Self {
         Self {
             api: crate::simulated::api(),
+            cuda: Support::Nothing,
             name: "simulated".into(),
             ..Self::null()
         }

@@ -231,6 +231,19 @@ impl Meter {
         drop(done);
     }
 
+    /// A command that has entered is complete, and had the device for so long. Whether there is more, the thread sees.
+    pub(crate) fn leave_complete(&self, work: Work, cost: Duration) {
+        let cost = u64::try_from(cost.as_nanos()).unwrap_or(u64::MAX);
+        let flights = self.flights();
+        self.used.fetch_add(cost, Ordering::Relaxed);
+        self.done[work as usize].fetch_add(1, Ordering::Relaxed);
+        if let Some(gate) = &self.gate {
+            gate.spend(cost);
+        }
+        self.entered.fetch_sub(1, Ordering::SeqCst);
+        drop(flights);
+    }
+
     /// Looks at those that came first.
     pub(crate) fn look_at_first(&self) {
         if self.in_flight() == 0 {

@@ -133,6 +133,11 @@ impl Client {
         }
     }
 
+    /// Set when it is gone, for work that looks at it.
+    pub(crate) fn gone(&self) -> &AtomicBool {
+        &self.abandoned
+    }
+
     /// Whether it is gone.
     pub(crate) fn is_abandoned(&self) -> bool {
         self.abandoned.load(Ordering::SeqCst)
@@ -148,6 +153,7 @@ impl Client {
             self.finish(queue);
         }
         self.forget_retired();
+        crate::cuda::end(self);
         if let Some(meter) = &self.tenant.meter {
             meter.forget(std::ptr::from_ref(self).addr());
         }

@@ -2,6 +2,7 @@
 //!
 //! A signal ends it as any process: clients see it by the window's life word, and the next server replaces the socket.
 
+mod carrier;
 mod confine;
 mod guest;
 mod options;
@@ -26,14 +27,14 @@ fn serve(options: &Options) -> Result<()> {
             let control = control(options)?;
             let (backend, listener) = match &options.jail {
                 None => {
-                    let backend = backend(options)?;
+                    let backend = options.backend.open()?;
                     (backend, Server::listen(socket)?)
                 }
                 // The socket's path is one of the host's, which a jail does not have.
                 Some(jail) => {
                     let listener = Server::listen(socket)?;
-                    confine::enter(jail, options.library.as_deref(), options.arena, Vec::new())?;
-                    (backend(options)?, listener)
+                    confine::enter(jail, options.backend.library(), options.arena, Vec::new())?;
+                    (options.backend.open()?, listener)
                 }
             };
             log::info!("{} is served on {}", backend.name(), socket.display());
@@ -50,10 +51,10 @@ fn serve(options: &Options) -> Result<()> {
             let listener = TcpListener::bind(address).with_context(|| format!("cannot listen on {address}"))?;
             // What it listens on is all that it has of the network. It shares no memory with such clients.
             if let Some(jail) = &options.jail {
-                confine::enter(jail, options.library.as_deref(), ByteSize(0), Vec::new())?;
+                confine::enter(jail, options.backend.library(), ByteSize(0), Vec::new())?;
             }
             let control = control.as_ref().map(|control| (control, 0));
-            let server = server(options, backend(options)?, control)?;
+            let server = server(options, options.backend.open()?, control)?;
             // Whoever has asked for port 0 learns which one it is.
             eprintln!("basalt-accel-server: listening on {}", listener.local_addr()?);
             Ok(server.serve_remote(&listener, tls)?)
@@ -69,7 +70,7 @@ fn serve(options: &Options) -> Result<()> {
             let confined = match &options.jail {
                 Some(jail) => Some(confine::enter(
                     jail,
-                    options.library.as_deref(),
+                    options.backend.library(),
                     // That is the machine's, and is there.
                     ByteSize(0),
                     inherited.take_mounts(),
@@ -95,14 +96,6 @@ fn server(options: &Options, backend: Backend, control: Option<(&UnixListener, u
         server.tell_stats(control.try_clone()?, restarts)?;
     }
     Ok(server)
-}
-
-/// What carries calls out. Drivers have threads: nothing forks behind this.
-fn backend(options: &Options) -> Result<Backend> {
-    match &options.library {
-        Some(library) => Ok(Backend::opencl(library)?),
-        None => Ok(Backend::null()),
-    }
 }
 
 fn main() -> ExitCode {

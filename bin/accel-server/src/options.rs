@@ -1,7 +1,6 @@
 //! The server's flags. Knows nothing of what they do.
 
 use std::net::SocketAddr;
-use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -12,14 +11,21 @@ use anyhow::{Context as _, Result, bail};
 use base::ByteSize;
 use log::LevelFilter;
 
+use crate::carrier::Carrier;
 use crate::confine::{self, Jail};
+
+mod fds;
+
+use fds::Fds;
+pub(crate) use fds::GuestFds;
 
 const HELP: &str = "\
 basalt-accel-server: carries out forwarded calls of an accelerator's API (see docs/accel.md)
 
-Usage: basalt-accel-server --socket PATH --backend opencl|null [--library PATH] [--arena SIZE] [--threads NUMBER]
-                           [--transports LIST] [--busy-poll MICROS] [--memory SIZE] [--arbiter PATH]
-                           [--inflight NUMBER] [--control PATH] [--log-level LEVEL] [--jail [what it is like]]
+Usage: basalt-accel-server --socket PATH --backend opencl|cuda|null|reference [--library PATH]
+                           [--arena SIZE] [--threads NUMBER] [--transports LIST] [--busy-poll MICROS] [--memory SIZE]
+                           [--arbiter PATH] [--inflight NUMBER] [--control PATH] [--log-level LEVEL]
+                           [--jail [what it is like]]
        basalt-accel-server --listen ADDRESS:PORT --tls-cert FILE --tls-key FILE [--tls-client-ca FILE] --backend ...
        basalt-accel-server --vsock-fd FD --window-fd FD --driver-fd FD --musl-driver-fd FD --ready-fd FD [--save-fd FD]
                            [--restore-fd FD] [--arbiter-fd FD] [--control-fd FD] --backend ... (the node's daemon does that)
@@ -34,6 +40,7 @@ Usage: basalt-accel-server --socket PATH --backend opencl|null [--library PATH] 
   --window-fd FD     with it: a memfd, sealed against shrinking, that is the machine's virtio-pmem device; it is formatted
   --driver-fd FD     with it: the client's library, which the window's file system is to have
   --musl-driver-fd FD  with it: the same library for images with musl
+  --cuda-driver-fd FD  with it: the client's libraries of CUDA, which the window's file system is to have as well
   --ready-fd FD      with it: a socket; \"ready\" and a line feed is said there when the window can be given to the machine, and
                      \"known\" and one is waited for
   --save-fd FD       with it: a unix socket that listens; whoever connects there can have all of its state written
@@ -43,8 +50,10 @@ Usage: basalt-accel-server --socket PATH --backend opencl|null [--library PATH] 
                      --jail it is a mount that is nowhere yet
   --control-fd FD    with it, in place of --control: a unix socket that listens; time is measured if there is an arbiter
   --pinned           with it: the machine has the window's pages pinned, so that they are zeroed in place of given back
-  --backend NAME     opencl: a library of this host carries calls out; null: nobody does, for measuring and tests
-  --library PATH     with opencl: the library, libOpenCL.so.1; the drivers that it finds are those of OCL_ICD_VENDORS
+  --backend NAME     opencl or cuda: libraries of this host carry calls out; reference: calls of CUDA are computed on the
+                     CPU; null: nobody does, for measuring and tests
+  --library PATH     with opencl: the library, libOpenCL.so.1; the drivers that it finds are those of OCL_ICD_VENDORS;
+                     with cuda: directories of its libraries, with colons between them; else the loader finds them
   --arena SIZE       memory that is shared with each client for what is large, at most; it takes what is used of it; 256m
   --threads NUMBER   the most threads of a client that can call at a time; 32
   --transports LIST  how records may travel: spin, bell, same-cpu, stream, synchronous, with commas; what fits this host
@@ -69,9 +78,6 @@ Examples:
 
 SIGTERM ends it at once, and SIGKILL in a jail; its clients get errors of the API.
 ";
-
-/// The loader's name, which dlopen(3) looks for.
-const LIBRARY: &str = "libOpenCL.so.1";
 
 /// Records of each ring.
 const RECORDS: u32 = 256;
@@ -112,42 +118,11 @@ struct Remote {
     without_tls: bool,
 }
 
-/// Descriptors that were inherited, by their numbers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct GuestFds {
-    pub(crate) vsock: RawFd,
-    pub(crate) window: RawFd,
-    pub(crate) driver: RawFd,
-    pub(crate) musl_driver: RawFd,
-    pub(crate) ready: RawFd,
-    pub(crate) save: Option<RawFd>,
-    pub(crate) restore: Option<RawFd>,
-    /// The directory of an arbiter's socket.
-    pub(crate) arbiter: Option<RawFd>,
-    /// Where statistics are told.
-    pub(crate) control: Option<RawFd>,
-}
-
-/// The same as they are said, one by one.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Fds {
-    vsock: Option<RawFd>,
-    window: Option<RawFd>,
-    driver: Option<RawFd>,
-    musl_driver: Option<RawFd>,
-    ready: Option<RawFd>,
-    save: Option<RawFd>,
-    restore: Option<RawFd>,
-    arbiter: Option<RawFd>,
-    control: Option<RawFd>,
-}
-
 /// What the server is started with.
 #[derive(Debug)]
 pub(crate) struct Options {
     pub(crate) place: Place,
-    /// The library that carries calls out; none for the back end that does nothing.
-    pub(crate) library: Option<PathBuf>,
+    pub(crate) backend: Carrier,
     pub(crate) arena: ByteSize,
     pub(crate) threads: u32,
     pub(crate) transports: Vec<Transport>,
@@ -183,6 +158,10 @@ pub(crate) enum Command {
     Print(String),
 }
 
+/// What a server for a guest, and no other, is given.
+const TOGETHER: &str = "give --socket alone, or --listen, or --vsock-fd, --window-fd, --driver-fd, --musl-driver-fd and --ready-fd \
+    together, which --save-fd, --restore-fd, --arbiter-fd, --control-fd and --cuda-driver-fd need";
+
 /// Reads this process's arguments.
 pub(crate) fn parse() -> Result<Command> {
     parse_from(lexopt::Parser::from_env())
@@ -201,6 +180,12 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
     let mut log_level = LevelFilter::Warn;
     let mut jail = confine::Flags::default();
     while let Some(argument) = parser.next()? {
+        if let Long(flag) = &argument
+            && let Some(place) = fds::place(flag)
+        {
+            fds.set(place, parser.value()?.parse()?);
+            continue;
+        }
         match argument {
             Long("socket") => socket = Some(PathBuf::from(parser.value()?)),
             Long("listen") => remote.listen = Some(address(&parser.value()?.string()?)?),
@@ -208,15 +193,6 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
             Long("tls-key") => remote.key = Some(parser.value()?.into()),
             Long("tls-client-ca") => remote.clients = Some(parser.value()?.into()),
             Long("without-tls") => remote.without_tls = true,
-            Long("vsock-fd") => fds.vsock = Some(parser.value()?.parse()?),
-            Long("window-fd") => fds.window = Some(parser.value()?.parse()?),
-            Long("driver-fd") => fds.driver = Some(parser.value()?.parse()?),
-            Long("musl-driver-fd") => fds.musl_driver = Some(parser.value()?.parse()?),
-            Long("ready-fd") => fds.ready = Some(parser.value()?.parse()?),
-            Long("save-fd") => fds.save = Some(parser.value()?.parse()?),
-            Long("restore-fd") => fds.restore = Some(parser.value()?.parse()?),
-            Long("arbiter-fd") => fds.arbiter = Some(parser.value()?.parse()?),
-            Long("control-fd") => fds.control = Some(parser.value()?.parse()?),
             Long("backend") => backend = Some(parser.value()?.string()?),
             Long("library") => library = Some(PathBuf::from(parser.value()?)),
             Long("arena") => arena = parser.value()?.parse()?,
@@ -245,13 +221,7 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
             other => return Err(other.unexpected().into()),
         }
     }
-    let library = match (backend.as_deref(), library) {
-        (Some("opencl"), library) => Some(library.unwrap_or_else(|| LIBRARY.into())),
-        (Some("null"), None) => None,
-        (Some("null"), Some(_)) => bail!("--library is for --backend opencl; leave one of the two out"),
-        (Some(other), _) => bail!("--backend {other}: there are opencl and null"),
-        (None, _) => bail!("--backend is missing: opencl, or null to try without a driver; --help shows examples"),
-    };
+    let backend = Carrier::named(backend.as_deref(), library)?;
     if !(1..=1024).contains(&threads) {
         bail!("--threads {threads}: 1 to 1024");
     }
@@ -263,6 +233,7 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
     if let Some(jail) = &mut jail {
         jail.listens = remote.listen.is_some();
         reaches(jail, limits.arbiter.as_deref())?;
+        jail.read_only.extend(backend.directories().iter().cloned());
     }
     // Whoever asks wants to know.
     limits.measures_time = control.is_some();
@@ -273,7 +244,7 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     Ok(Command::Serve(Box::new(Options {
         place,
-        library,
+        backend,
         arena,
         threads,
         transports: transports.unwrap_or_else(|| Transport::preferred(cpus).to_vec()),
@@ -357,35 +328,11 @@ fn place(socket: Option<PathBuf>, remote: Remote, fds: Fds) -> Result<Place> {
         (None, None, _) if no_fds => {
             bail!("--socket is missing: the path that clients connect to; --help shows examples")
         }
-        (
-            None,
-            None,
-            Fds {
-                vsock: Some(vsock),
-                window: Some(window),
-                driver: Some(driver),
-                musl_driver: Some(musl_driver),
-                ready: Some(ready),
-                save,
-                restore,
-                arbiter,
-                control,
-            },
-        ) => Ok(Place::Guest(GuestFds {
-            vsock,
-            window,
-            driver,
-            musl_driver,
-            ready,
-            save,
-            restore,
-            arbiter,
-            control,
-        })),
-        _ => bail!(
-            "give --socket alone, or --listen, or --vsock-fd, --window-fd, --driver-fd, --musl-driver-fd and --ready-fd together, which \
-             --save-fd, --restore-fd, --arbiter-fd and --control-fd need"
-        ),
+        (None, None, fds) => match fds.whole() {
+            Some(fds) => Ok(Place::Guest(fds)),
+            None => bail!("{TOGETHER}"),
+        },
+        _ => bail!("{TOGETHER}"),
     }
 }
 
@@ -417,6 +364,7 @@ fn list(names: &str) -> Result<Vec<Transport>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::carrier::LIBRARY;
 
     fn parsed(words: &[&str]) -> Result<Options> {
         match parse_from(lexopt::Parser::from_args(words))? {
@@ -428,7 +376,7 @@ mod tests {
     #[test]
     fn what_is_not_said_is_what_the_help_says() {
         let options = parsed(&["--socket", "a.sock", "--backend", "opencl"]).unwrap();
-        assert_eq!(options.library, Some(LIBRARY.into()));
+        assert_eq!(options.backend, Carrier::Opencl(LIBRARY.into()));
         assert_eq!((options.arena.0, options.threads), (256 << 20, 32));
         assert!(HELP.contains("256m") && HELP.contains("; 32\n") && HELP.contains(LIBRARY));
         assert!(!options.transports.contains(&Transport::Synchronous));
@@ -437,7 +385,9 @@ mod tests {
         assert!(!limits.measures_time && options.control.is_none());
         let options = parsed(&["--socket=a", "--backend=null", "--transports=spin,bell", "--arena=1m"]).unwrap();
         assert_eq!(options.transports, [Transport::Spin, Transport::Bell]);
-        assert!(options.library.is_none() && options.arena.0 == 1 << 20);
+        assert!(options.backend.library().is_none() && options.arena.0 == 1 << 20);
+        let options = parsed(&["--socket=a", "--backend=reference"]).unwrap();
+        assert_eq!(options.backend, Carrier::Reference);
         let words = ["--memory=2g", "--arbiter=b", "--inflight=16", "--control=c"];
         let options = parsed(&[&["--socket=a", "--backend=null"][..], &words].concat()).unwrap();
         let limits = options.limits;
@@ -549,7 +499,18 @@ mod tests {
                 "leave one of the two out",
             ),
             (&["--socket", "a"], "null to try without a driver"),
-            (&["--socket", "a", "--backend", "cuda"], "there are opencl and null"),
+            (
+                &["--socket", "a", "--backend", "rocm"],
+                "there are opencl, cuda, reference and null",
+            ),
+            (
+                &["--socket", "a", "--backend", "cuda", "--library", "/usr/lib:lib"],
+                "directories from / on",
+            ),
+            (
+                &["--socket=a", "--backend=reference", "--library=b"],
+                "for --backend opencl",
+            ),
             (
                 &["--socket", "a", "--backend", "null", "--library", "b"],
                 "leave one of the two out",

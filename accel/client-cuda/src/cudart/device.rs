@@ -2,8 +2,12 @@
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_void};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use accel_proto::cuda::CudaDeviceSynchronize;
 
 use crate::connection::{Device, connection};
+use crate::cudart::memory::free_all;
 use crate::generated::values::{
     cudaDevAttrClockRate as CLOCK, cudaDevAttrComputeCapabilityMajor as MAJOR,
     cudaDevAttrComputeCapabilityMinor as MINOR, cudaDevAttrL2CacheSize as L2,
@@ -19,6 +23,9 @@ use crate::stub::{self, Failure, status};
 
 /// The version of the runtime, and of the driver that it would need: 13.0.
 pub(crate) const VERSION: i32 = 13_000;
+
+/// What the program has set by `cudaSetDeviceFlags`.
+static FLAGS: AtomicU32 = AtomicU32::new(0);
 
 thread_local! {
     static CURRENT: Cell<i32> = const { Cell::new(0) };
@@ -237,6 +244,31 @@ pub(crate) unsafe fn cudaGetDriverEntryPointByVersion(func_ptr: *mut *mut c_void
     cudaSuccess
 }
 
+pub(crate) unsafe fn cudaChooseDevice(device: *mut i32) -> i32 {
+    // SAFETY: 1. the program has a place for it.
+    unsafe { of_device(0, device, |_| 0) }
+}
+
+pub(crate) unsafe fn cudaGetDeviceFlags(flags: *mut u32) -> i32 {
+    // SAFETY: 1. the program has a place for it.
+    unsafe { stub::put(flags, FLAGS.load(Ordering::Relaxed)) };
+    cudaSuccess
+}
+
+pub(crate) unsafe fn cudaSetDeviceFlags(flags: u32) -> i32 {
+    FLAGS.store(flags, Ordering::Relaxed);
+    cudaSuccess
+}
+
+pub(crate) unsafe fn cudaDeviceSetCacheConfig() -> i32 {
+    cudaSuccess
+}
+
+pub(crate) unsafe fn cudaDeviceReset() -> i32 {
+    let waited = stub::ask(&CudaDeviceSynchronize {}, false, |_| ());
+    status::cudart(waited.and_then(|()| free_all()))
+}
+
 pub(crate) unsafe fn cudaProfilerStart() -> i32 {
     cudaSuccess
 }
@@ -255,6 +287,8 @@ mod tests {
             name: [0; 64],
             memory: 0x1122_3344_5566,
             attributes: [0; 160],
+            takes_code: false,
+            says_addresses: false,
         };
         for (index, value) in [
             (MAJOR, 9),

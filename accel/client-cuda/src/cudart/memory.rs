@@ -2,11 +2,11 @@
 
 use std::ffi::c_void;
 
-use accel_proto::cuda::{CudaFree, CudaMalloc, CudaMemcpyAsync};
+use accel_proto::cuda::{BasaltMalloc, CudaFree, CudaMalloc, CudaMemcpyAsync};
 use accel_proto::{Handle, Memory, Span, SvmAddress};
 
 use crate::abi::{P, raw};
-use crate::connection::connection;
+use crate::connection::{Connection, connection};
 use crate::generated::values::{
     cudaErrorInvalidMemcpyDirection, cudaErrorInvalidValue, cudaErrorMemoryAllocation, cudaMemcpyDefault as DEFAULT,
     cudaMemcpyDeviceToDevice as DEVICE_TO_DEVICE, cudaMemcpyDeviceToHost as DEVICE_TO_HOST,
@@ -14,6 +14,7 @@ use crate::generated::values::{
     cudaMemoryTypeHost, cudaMemoryTypeUnregistered,
 };
 use crate::memory::{self, Kind};
+use crate::reserved;
 use crate::stub::{self, Failure, status};
 
 /// What memory for copies begins at a multiple of: a page, as natively.
@@ -25,6 +26,9 @@ pub(crate) unsafe fn cudaMalloc(dev_ptr: *mut *mut c_void, size: usize) -> i32 {
             return Ok(0);
         }
         let connection = connection()?;
+        if connection.device.says_addresses {
+            return told(connection, size as u64);
+        }
         let begin = memory::allocate(size as u64, connection.device.memory)?;
         connection
             .send(&CudaMalloc {
@@ -46,6 +50,55 @@ pub(crate) unsafe fn cudaMalloc(dev_ptr: *mut *mut c_void, size: usize) -> i32 {
         }
         Err(failure) => status::cudart(Err(failure)),
     }
+}
+
+/// How often an address is asked for until one is free in this process.
+const MOST_TOLD: usize = 8;
+
+/// An allocation where the server's library has put it. One where something of the process lies already is kept until another is found, as
+/// the library would put the next one there, too.
+fn told(connection: &Connection, size: u64) -> Result<u64, Failure> {
+    let mut taken = Vec::new();
+    let found = loop {
+        match connection.ask(&BasaltMalloc { size }, |reply| reply.dev_ptr) {
+            Err(failure) => break Err(failure),
+            Ok(begin) if reserved::reserve(begin, size) => break Ok(begin),
+            Ok(begin) => taken.push(begin),
+        }
+        if taken.len() >= MOST_TOLD {
+            stub::say("the addresses of the device's memory are taken in this process; start it again");
+            break Err(Failure::Code(cudaErrorMemoryAllocation));
+        }
+    };
+    for begin in taken {
+        stub::send(&CudaFree { dev_ptr: begin })?;
+    }
+    let begin = found?;
+    memory::insert(begin, size, Kind::Device);
+    Ok(begin)
+}
+
+/// What rows begin at multiples of: natively, too, what textures and copies of rows like best.
+const PITCH: usize = 512;
+
+pub(crate) unsafe fn cudaMallocPitch(dev_ptr: *mut *mut c_void, pitch: *mut usize, width: usize, height: usize) -> i32 {
+    let row = width.checked_next_multiple_of(PITCH);
+    let Some((row, size)) = row.and_then(|row| Some((row, row.checked_mul(height)?))) else {
+        return cudaErrorMemoryAllocation;
+    };
+    // SAFETY: 1. the program has a place for it.
+    let status = unsafe { cudaMalloc(dev_ptr, size) };
+    if status == 0 {
+        // SAFETY: 1. the program has a place for it.
+        unsafe { stub::put(pitch, row) };
+    }
+    status
+}
+
+/// Gives back what is allocated, but for variables.
+pub(crate) fn free_all() -> Result<(), Failure> {
+    let mut allocations = memory::allocations().into_iter();
+    allocations.try_for_each(|begin| memory::free(begin, || stub::send(&CudaFree { dev_ptr: begin })))
 }
 
 pub(crate) unsafe fn cudaMallocAsync(dev_ptr: *mut *mut c_void, size: usize) -> i32 {
@@ -86,6 +139,11 @@ pub(crate) unsafe fn cudaHostAlloc(p_host: *mut *mut c_void, size: usize) -> i32
     0
 }
 
+pub(crate) unsafe fn cudaMallocHost(ptr: *mut *mut c_void, size: usize) -> i32 {
+    // SAFETY: 1. the arguments are the program's.
+    unsafe { cudaHostAlloc(ptr, size) }
+}
+
 pub(crate) unsafe fn cudaFreeHost(ptr: *mut c_void) -> i32 {
     if ptr.is_null() {
         return 0;
@@ -123,7 +181,7 @@ struct Attributes {
 
 pub(crate) unsafe fn cudaPointerGetAttributes(attributes: *mut c_void, ptr: *const c_void) -> i32 {
     let (of, device, on_device, on_host) = match memory::find(ptr.addr() as u64) {
-        Some((Kind::Device, _)) => (cudaMemoryTypeDevice, 0, ptr, std::ptr::null()),
+        Some((Kind::Device | Kind::Variable, _)) => (cudaMemoryTypeDevice, 0, ptr, std::ptr::null()),
         Some((Kind::Host | Kind::Registered, _)) => (cudaMemoryTypeHost, 0, ptr, ptr),
         // cudaInvalidDeviceId
         None => (cudaMemoryTypeUnregistered, -2, std::ptr::null(), ptr),
@@ -165,15 +223,20 @@ pub(crate) unsafe fn cudaMemcpyPeerAsync(
     status::cudart(unsafe { copy(dst, src, count, DEVICE_TO_DEVICE, raw(stream)) })
 }
 
-/// # Safety
-///
-/// What is the program's own memory of the two has so many bytes.
-unsafe fn copy(dst: *mut c_void, src: *const c_void, count: usize, kind: i32, stream: u32) -> Result<(), Failure> {
-    if count == 0 {
-        return Ok(());
-    }
-    let (to, from) = (dst.addr() as u64, src.addr() as u64);
-    let kind = match kind {
+pub(crate) unsafe fn cudaMemcpyPeer(
+    dst: *mut c_void,
+    dst_device: i32,
+    src: *const c_void,
+    src_device: i32,
+    count: usize,
+) -> i32 {
+    // SAFETY: 1. the arguments are the program's.
+    unsafe { cudaMemcpyPeerAsync(dst, dst_device, src, src_device, count, std::ptr::null_mut()) }
+}
+
+/// The direction of a copy, where the program leaves that to what lies at the addresses.
+pub(crate) fn direction(kind: i32, to: u64, from: u64) -> i32 {
+    match kind {
         DEFAULT => match (memory::is_device(to), memory::is_device(from)) {
             (false, false) => HOST_TO_HOST,
             (true, false) => HOST_TO_DEVICE,
@@ -181,7 +244,24 @@ unsafe fn copy(dst: *mut c_void, src: *const c_void, count: usize, kind: i32, st
             (true, true) => DEVICE_TO_DEVICE,
         },
         kind => kind,
-    };
+    }
+}
+
+/// # Safety
+///
+/// What is the program's own memory of the two has so many bytes.
+pub(crate) unsafe fn copy(
+    dst: *mut c_void,
+    src: *const c_void,
+    count: usize,
+    kind: i32,
+    stream: u32,
+) -> Result<(), Failure> {
+    if count == 0 {
+        return Ok(());
+    }
+    let (to, from) = (dst.addr() as u64, src.addr() as u64);
+    let kind = direction(kind, to, from);
     let stream = Handle::from_raw(stream);
     let device = |address: u64| Memory::Svm(SvmAddress(address));
     let connection = connection()?;

@@ -259,28 +259,88 @@ extern "C" fn basalt_cublasCtrsv_v2() -> i64 {
     stub::not_served(37, 15)
 }
 
-/// `cublasDasum_v2`: not served.
+/// `cublasStatus_t cublasDasum_v2(cublasHandle_t handle, int n, const double *x, int incx, double *result)`.
 #[unsafe(no_mangle)]
-extern "C" fn basalt_cublasDasum_v2() -> i64 {
-    stub::not_served(38, 15)
+unsafe extern "C" fn basalt_cublasDasum_v2(handle: P, n: i32, x: *const f64, incx: i32, result: *mut f64) -> i32 {
+    stub::enter(38);
+    let call = calls::CublasDasumV2 {
+        handle: Handle::from_raw(crate::abi::raw(handle)),
+        n,
+        x: SvmAddress(x.addr() as u64),
+        incx,
+    };
+    stub::status::cublas(stub::ask(&call, false, |reply| {
+        // SAFETY: 1. the program has a place for it, or NULL.
+        unsafe { stub::put(result, f64::from_bits(reply.result)) };
+    }))
 }
 
-/// `cublasDaxpy_v2`: not served.
+/// `cublasStatus_t cublasDaxpy_v2(cublasHandle_t handle, int n, const double *alpha, const double *x, int incx, double *y, int incy)`.
 #[unsafe(no_mangle)]
-extern "C" fn basalt_cublasDaxpy_v2() -> i64 {
-    stub::not_served(39, 15)
+unsafe extern "C" fn basalt_cublasDaxpy_v2(
+    handle: P,
+    n: i32,
+    alpha: *const f64,
+    x: *const f64,
+    incx: i32,
+    y: *mut f64,
+    incy: i32,
+) -> i32 {
+    stub::enter(39);
+    // SAFETY: 1. the program's lists are as long as the declaration has them; 2. its descriptors are those that it was given.
+    let call = unsafe {
+        calls::CublasDaxpyV2 {
+            handle: Handle::from_raw(crate::abi::raw(handle)),
+            n,
+            alpha: List::new(stub::memory(&alpha, 8)),
+            x: SvmAddress(x.addr() as u64),
+            incx,
+            y: SvmAddress(y.addr() as u64),
+            incy,
+        }
+    };
+    stub::status::cublas(stub::send(&call))
 }
 
-/// `cublasDcopy_v2`: not served.
+/// `cublasStatus_t cublasDcopy_v2(cublasHandle_t handle, int n, const double *x, int incx, double *y, int incy)`.
 #[unsafe(no_mangle)]
-extern "C" fn basalt_cublasDcopy_v2() -> i64 {
-    stub::not_served(40, 15)
+unsafe extern "C" fn basalt_cublasDcopy_v2(handle: P, n: i32, x: *const f64, incx: i32, y: *mut f64, incy: i32) -> i32 {
+    stub::enter(40);
+    let call = calls::CublasDcopyV2 {
+        handle: Handle::from_raw(crate::abi::raw(handle)),
+        n,
+        x: SvmAddress(x.addr() as u64),
+        incx,
+        y: SvmAddress(y.addr() as u64),
+        incy,
+    };
+    stub::status::cublas(stub::send(&call))
 }
 
-/// `cublasDdot_v2`: not served.
+/// `cublasStatus_t cublasDdot_v2(cublasHandle_t handle, int n, const double *x, int incx, const double *y, int incy, double *result)`.
 #[unsafe(no_mangle)]
-extern "C" fn basalt_cublasDdot_v2() -> i64 {
-    stub::not_served(41, 15)
+unsafe extern "C" fn basalt_cublasDdot_v2(
+    handle: P,
+    n: i32,
+    x: *const f64,
+    incx: i32,
+    y: *const f64,
+    incy: i32,
+    result: *mut f64,
+) -> i32 {
+    stub::enter(41);
+    let call = calls::CublasDdotV2 {
+        handle: Handle::from_raw(crate::abi::raw(handle)),
+        n,
+        x: SvmAddress(x.addr() as u64),
+        incx,
+        y: SvmAddress(y.addr() as u64),
+        incy,
+    };
+    stub::status::cublas(stub::ask(&call, false, |reply| {
+        // SAFETY: 1. the program has a place for it, or NULL.
+        unsafe { stub::put(result, f64::from_bits(reply.result)) };
+    }))
 }
 
 /// `cublasStatus_t cublasDestroy_v2(cublasHandle_t handle)`.
@@ -438,10 +498,37 @@ extern "C" fn basalt_cublasDgeqrfBatched() -> i64 {
     stub::not_served(48, 15)
 }
 
-/// `cublasDger_v2`: not served.
+/// `cublasStatus_t cublasDger_v2(cublasHandle_t handle, int m, int n, const double *alpha, const double *x, int incx, const double *y, int incy, double *A, int lda)`.
 #[unsafe(no_mangle)]
-extern "C" fn basalt_cublasDger_v2() -> i64 {
-    stub::not_served(49, 15)
+unsafe extern "C" fn basalt_cublasDger_v2(
+    handle: P,
+    m: i32,
+    n: i32,
+    alpha: *const f64,
+    x: *const f64,
+    incx: i32,
+    y: *const f64,
+    incy: i32,
+    a: *mut f64,
+    lda: i32,
+) -> i32 {
+    stub::enter(49);
+    // SAFETY: 1. the program's lists are as long as the declaration has them; 2. its descriptors are those that it was given.
+    let call = unsafe {
+        calls::CublasDgerV2 {
+            handle: Handle::from_raw(crate::abi::raw(handle)),
+            m,
+            n,
+            alpha: List::new(stub::memory(&alpha, 8)),
+            x: SvmAddress(x.addr() as u64),
+            incx,
+            y: SvmAddress(y.addr() as u64),
+            incy,
+            a: SvmAddress(a.addr() as u64),
+            lda,
+        }
+    };
+    stub::status::cublas(stub::send(&call))
 }
 
 /// `cublasDgetrfBatched`: not served.
@@ -456,10 +543,20 @@ extern "C" fn basalt_cublasDgetrsBatched() -> i64 {
     stub::not_served(51, 15)
 }
 
-/// `cublasDnrm2_v2`: not served.
+/// `cublasStatus_t cublasDnrm2_v2(cublasHandle_t handle, int n, const double *x, int incx, double *result)`.
 #[unsafe(no_mangle)]
-extern "C" fn basalt_cublasDnrm2_v2() -> i64 {
-    stub::not_served(52, 15)
+unsafe extern "C" fn basalt_cublasDnrm2_v2(handle: P, n: i32, x: *const f64, incx: i32, result: *mut f64) -> i32 {
+    stub::enter(52);
+    let call = calls::CublasDnrm2V2 {
+        handle: Handle::from_raw(crate::abi::raw(handle)),
+        n,
+        x: SvmAddress(x.addr() as u64),
+        incx,
+    };
+    stub::status::cublas(stub::ask(&call, false, |reply| {
+        // SAFETY: 1. the program has a place for it, or NULL.
+        unsafe { stub::put(result, f64::from_bits(reply.result)) };
+    }))
 }
 
 /// `cublasDotEx`: not served.
@@ -492,10 +589,21 @@ extern "C" fn basalt_cublasDrotmg_v2() -> i64 {
     stub::not_served(57, 15)
 }
 
-/// `cublasDscal_v2`: not served.
+/// `cublasStatus_t cublasDscal_v2(cublasHandle_t handle, int n, const double *alpha, double *x, int incx)`.
 #[unsafe(no_mangle)]
-extern "C" fn basalt_cublasDscal_v2() -> i64 {
-    stub::not_served(58, 15)
+unsafe extern "C" fn basalt_cublasDscal_v2(handle: P, n: i32, alpha: *const f64, x: *mut f64, incx: i32) -> i32 {
+    stub::enter(58);
+    // SAFETY: 1. the program's lists are as long as the declaration has them; 2. its descriptors are those that it was given.
+    let call = unsafe {
+        calls::CublasDscalV2 {
+            handle: Handle::from_raw(crate::abi::raw(handle)),
+            n,
+            alpha: List::new(stub::memory(&alpha, 8)),
+            x: SvmAddress(x.addr() as u64),
+            incx,
+        }
+    };
+    stub::status::cublas(stub::send(&call))
 }
 
 /// `cublasDswap_v2`: not served.
@@ -700,128 +808,287 @@ unsafe extern "C" fn basalt_cublasGetMathMode(handle: P, mode: *mut i32) -> i32 
     unsafe { crate::cublas::cublasGetMathMode(handle, mode) }
 }
 
+/// `cublasStatus_t cublasGetMatrix(int rows, int cols, int elemSize, const void *A, int lda, void *B, int ldb)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn basalt_cublasGetMatrix(
+    rows: i32,
+    cols: i32,
+    elem_size: i32,
+    a: *const c_void,
+    lda: i32,
+    b: *mut c_void,
+    ldb: i32,
+) -> i32 {
+    stub::enter(76);
+    // SAFETY: 1. the arguments are the program's, as the declaration has them.
+    unsafe { crate::cublas::cublasGetMatrix(rows, cols, elem_size, a, lda, b, ldb) }
+}
+
 /// `cublasGetMatrixAsync`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasGetMatrixAsync() -> i64 {
-    stub::not_served(76, 15)
+    stub::not_served(77, 15)
 }
 
 /// `cublasStatus_t cublasGetPointerMode_v2(cublasHandle_t handle, cublasPointerMode_t *mode)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cublasGetPointerMode_v2(handle: P, mode: *mut i32) -> i32 {
-    stub::enter(77);
+    stub::enter(78);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe { crate::cublas::cublasGetPointerMode_v2(handle, mode) }
+}
+
+/// `char * cublasGetStatusName(cublasStatus_t status)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn basalt_cublasGetStatusName(status: i32) -> *const u8 {
+    stub::enter(79);
+    // SAFETY: 1. the arguments are the program's, as the declaration has them.
+    unsafe { crate::cublas::cublasGetStatusName(status) }
+}
+
+/// `char * cublasGetStatusString(cublasStatus_t status)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn basalt_cublasGetStatusString(status: i32) -> *const u8 {
+    stub::enter(80);
+    // SAFETY: 1. the arguments are the program's, as the declaration has them.
+    unsafe { crate::cublas::cublasGetStatusString(status) }
+}
+
+/// `cublasStatus_t cublasGetStream_v2(cublasHandle_t handle, cudaStream_t *streamId)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn basalt_cublasGetStream_v2(handle: P, stream_id: *mut P) -> i32 {
+    stub::enter(81);
+    // SAFETY: 1. the arguments are the program's, as the declaration has them.
+    unsafe { crate::cublas::cublasGetStream_v2(handle, stream_id) }
+}
+
+/// `cublasStatus_t cublasGetVector(int n, int elemSize, const void *x, int incx, void *y, int incy)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn basalt_cublasGetVector(
+    n: i32,
+    elem_size: i32,
+    x: *const c_void,
+    incx: i32,
+    y: *mut c_void,
+    incy: i32,
+) -> i32 {
+    stub::enter(82);
+    // SAFETY: 1. the arguments are the program's, as the declaration has them.
+    unsafe { crate::cublas::cublasGetVector(n, elem_size, x, incx, y, incy) }
 }
 
 /// `cublasGetVectorAsync`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasGetVectorAsync() -> i64 {
-    stub::not_served(78, 15)
+    stub::not_served(83, 15)
+}
+
+/// `cublasStatus_t cublasGetVersion_v2(cublasHandle_t handle, int *version)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn basalt_cublasGetVersion_v2(_handle: P, version: *mut i32) -> i32 {
+    stub::enter(84);
+    // SAFETY: 1. the arguments are the program's, as the declaration has them.
+    unsafe { crate::cublas::cublasGetVersion_v2(version) }
 }
 
 /// `cublasIcamax_v2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasIcamax_v2() -> i64 {
-    stub::not_served(79, 15)
+    stub::not_served(85, 15)
 }
 
 /// `cublasIcamin_v2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasIcamin_v2() -> i64 {
-    stub::not_served(80, 15)
+    stub::not_served(86, 15)
 }
 
-/// `cublasIdamax_v2`: not served.
+/// `cublasStatus_t cublasIdamax_v2(cublasHandle_t handle, int n, const double *x, int incx, int *result)`.
 #[unsafe(no_mangle)]
-extern "C" fn basalt_cublasIdamax_v2() -> i64 {
-    stub::not_served(81, 15)
+unsafe extern "C" fn basalt_cublasIdamax_v2(handle: P, n: i32, x: *const f64, incx: i32, result: *mut i32) -> i32 {
+    stub::enter(87);
+    let call = calls::CublasIdamaxV2 {
+        handle: Handle::from_raw(crate::abi::raw(handle)),
+        n,
+        x: SvmAddress(x.addr() as u64),
+        incx,
+    };
+    stub::status::cublas(stub::ask(&call, false, |reply| {
+        // SAFETY: 1. the program has a place for it, or NULL.
+        unsafe { stub::put(result, reply.result) };
+    }))
 }
 
 /// `cublasIdamin_v2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasIdamin_v2() -> i64 {
-    stub::not_served(82, 15)
+    stub::not_served(88, 15)
 }
 
-/// `cublasIsamax_v2`: not served.
+/// `cublasStatus_t cublasIsamax_v2(cublasHandle_t handle, int n, const float *x, int incx, int *result)`.
 #[unsafe(no_mangle)]
-extern "C" fn basalt_cublasIsamax_v2() -> i64 {
-    stub::not_served(83, 15)
+unsafe extern "C" fn basalt_cublasIsamax_v2(handle: P, n: i32, x: *const f32, incx: i32, result: *mut i32) -> i32 {
+    stub::enter(89);
+    let call = calls::CublasIsamaxV2 {
+        handle: Handle::from_raw(crate::abi::raw(handle)),
+        n,
+        x: SvmAddress(x.addr() as u64),
+        incx,
+    };
+    stub::status::cublas(stub::ask(&call, false, |reply| {
+        // SAFETY: 1. the program has a place for it, or NULL.
+        unsafe { stub::put(result, reply.result) };
+    }))
 }
 
 /// `cublasIsamin_v2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasIsamin_v2() -> i64 {
-    stub::not_served(84, 15)
+    stub::not_served(90, 15)
 }
 
 /// `cublasIzamax_v2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasIzamax_v2() -> i64 {
-    stub::not_served(85, 15)
+    stub::not_served(91, 15)
 }
 
 /// `cublasIzamin_v2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasIzamin_v2() -> i64 {
-    stub::not_served(86, 15)
+    stub::not_served(92, 15)
 }
 
-/// `cublasSasum_v2`: not served.
+/// `cublasStatus_t cublasSasum_v2(cublasHandle_t handle, int n, const float *x, int incx, float *result)`.
 #[unsafe(no_mangle)]
-extern "C" fn basalt_cublasSasum_v2() -> i64 {
-    stub::not_served(87, 15)
+unsafe extern "C" fn basalt_cublasSasum_v2(handle: P, n: i32, x: *const f32, incx: i32, result: *mut f32) -> i32 {
+    stub::enter(93);
+    let call = calls::CublasSasumV2 {
+        handle: Handle::from_raw(crate::abi::raw(handle)),
+        n,
+        x: SvmAddress(x.addr() as u64),
+        incx,
+    };
+    stub::status::cublas(stub::ask(&call, false, |reply| {
+        // SAFETY: 1. the program has a place for it, or NULL.
+        unsafe { stub::put(result, f32::from_bits(reply.result)) };
+    }))
 }
 
-/// `cublasSaxpy_v2`: not served.
+/// `cublasStatus_t cublasSaxpy_v2(cublasHandle_t handle, int n, const float *alpha, const float *x, int incx, float *y, int incy)`.
 #[unsafe(no_mangle)]
-extern "C" fn basalt_cublasSaxpy_v2() -> i64 {
-    stub::not_served(88, 15)
+unsafe extern "C" fn basalt_cublasSaxpy_v2(
+    handle: P,
+    n: i32,
+    alpha: *const f32,
+    x: *const f32,
+    incx: i32,
+    y: *mut f32,
+    incy: i32,
+) -> i32 {
+    stub::enter(94);
+    // SAFETY: 1. the program's lists are as long as the declaration has them; 2. its descriptors are those that it was given.
+    let call = unsafe {
+        calls::CublasSaxpyV2 {
+            handle: Handle::from_raw(crate::abi::raw(handle)),
+            n,
+            alpha: List::new(stub::memory(&alpha, 4)),
+            x: SvmAddress(x.addr() as u64),
+            incx,
+            y: SvmAddress(y.addr() as u64),
+            incy,
+        }
+    };
+    stub::status::cublas(stub::send(&call))
 }
 
 /// `cublasScasum_v2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasScasum_v2() -> i64 {
-    stub::not_served(89, 15)
+    stub::not_served(95, 15)
 }
 
 /// `cublasScnrm2_v2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasScnrm2_v2() -> i64 {
-    stub::not_served(90, 15)
+    stub::not_served(96, 15)
 }
 
-/// `cublasScopy_v2`: not served.
+/// `cublasStatus_t cublasScopy_v2(cublasHandle_t handle, int n, const float *x, int incx, float *y, int incy)`.
 #[unsafe(no_mangle)]
-extern "C" fn basalt_cublasScopy_v2() -> i64 {
-    stub::not_served(91, 15)
+unsafe extern "C" fn basalt_cublasScopy_v2(handle: P, n: i32, x: *const f32, incx: i32, y: *mut f32, incy: i32) -> i32 {
+    stub::enter(97);
+    let call = calls::CublasScopyV2 {
+        handle: Handle::from_raw(crate::abi::raw(handle)),
+        n,
+        x: SvmAddress(x.addr() as u64),
+        incx,
+        y: SvmAddress(y.addr() as u64),
+        incy,
+    };
+    stub::status::cublas(stub::send(&call))
 }
 
-/// `cublasSdot_v2`: not served.
+/// `cublasStatus_t cublasSdot_v2(cublasHandle_t handle, int n, const float *x, int incx, const float *y, int incy, float *result)`.
 #[unsafe(no_mangle)]
-extern "C" fn basalt_cublasSdot_v2() -> i64 {
-    stub::not_served(92, 15)
+unsafe extern "C" fn basalt_cublasSdot_v2(
+    handle: P,
+    n: i32,
+    x: *const f32,
+    incx: i32,
+    y: *const f32,
+    incy: i32,
+    result: *mut f32,
+) -> i32 {
+    stub::enter(98);
+    let call = calls::CublasSdotV2 {
+        handle: Handle::from_raw(crate::abi::raw(handle)),
+        n,
+        x: SvmAddress(x.addr() as u64),
+        incx,
+        y: SvmAddress(y.addr() as u64),
+        incy,
+    };
+    stub::status::cublas(stub::ask(&call, false, |reply| {
+        // SAFETY: 1. the program has a place for it, or NULL.
+        unsafe { stub::put(result, f32::from_bits(reply.result)) };
+    }))
 }
 
 /// `cublasStatus_t cublasSetMathMode(cublasHandle_t handle, cublasMath_t mode)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cublasSetMathMode(handle: P, mode: i32) -> i32 {
-    stub::enter(93);
+    stub::enter(99);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe { crate::cublas::cublasSetMathMode(handle, mode) }
+}
+
+/// `cublasStatus_t cublasSetMatrix(int rows, int cols, int elemSize, const void *A, int lda, void *B, int ldb)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn basalt_cublasSetMatrix(
+    rows: i32,
+    cols: i32,
+    elem_size: i32,
+    a: *const c_void,
+    lda: i32,
+    b: *mut c_void,
+    ldb: i32,
+) -> i32 {
+    stub::enter(100);
+    // SAFETY: 1. the arguments are the program's, as the declaration has them.
+    unsafe { crate::cublas::cublasSetMatrix(rows, cols, elem_size, a, lda, b, ldb) }
 }
 
 /// `cublasSetMatrixAsync`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasSetMatrixAsync() -> i64 {
-    stub::not_served(94, 15)
+    stub::not_served(101, 15)
 }
 
 /// `cublasStatus_t cublasSetPointerMode_v2(cublasHandle_t handle, cublasPointerMode_t mode)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cublasSetPointerMode_v2(handle: P, mode: i32) -> i32 {
-    stub::enter(95);
+    stub::enter(102);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe { crate::cublas::cublasSetPointerMode_v2(handle, mode) }
 }
@@ -829,7 +1096,7 @@ unsafe extern "C" fn basalt_cublasSetPointerMode_v2(handle: P, mode: i32) -> i32
 /// `cublasStatus_t cublasSetStream_v2(cublasHandle_t handle, cudaStream_t streamId)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cublasSetStream_v2(handle: P, stream_id: P) -> i32 {
-    stub::enter(96);
+    stub::enter(103);
     let call = calls::CublasSetStreamV2 {
         handle: Handle::from_raw(crate::abi::raw(handle)),
         stream_id: Handle::from_raw(crate::abi::raw(stream_id)),
@@ -837,10 +1104,25 @@ unsafe extern "C" fn basalt_cublasSetStream_v2(handle: P, stream_id: P) -> i32 {
     stub::status::cublas(stub::send_once(&call))
 }
 
+/// `cublasStatus_t cublasSetVector(int n, int elemSize, const void *x, int incx, void *y, int incy)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn basalt_cublasSetVector(
+    n: i32,
+    elem_size: i32,
+    x: *const c_void,
+    incx: i32,
+    y: *mut c_void,
+    incy: i32,
+) -> i32 {
+    stub::enter(104);
+    // SAFETY: 1. the arguments are the program's, as the declaration has them.
+    unsafe { crate::cublas::cublasSetVector(n, elem_size, x, incx, y, incy) }
+}
+
 /// `cublasSetVectorAsync`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasSetVectorAsync() -> i64 {
-    stub::not_served(97, 15)
+    stub::not_served(105, 15)
 }
 
 /// `cublasStatus_t cublasSetWorkspace_v2(cublasHandle_t handle, void *workspace, size_t workspaceSizeInBytes)`.
@@ -850,7 +1132,7 @@ unsafe extern "C" fn basalt_cublasSetWorkspace_v2(
     workspace: *mut c_void,
     workspace_size_in_bytes: usize,
 ) -> i32 {
-    stub::enter(98);
+    stub::enter(106);
     let call = calls::CublasSetWorkspaceV2 {
         handle: Handle::from_raw(crate::abi::raw(handle)),
         workspace: SvmAddress(workspace.addr() as u64),
@@ -862,19 +1144,19 @@ unsafe extern "C" fn basalt_cublasSetWorkspace_v2(
 /// `cublasSgelsBatched`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasSgelsBatched() -> i64 {
-    stub::not_served(99, 15)
+    stub::not_served(107, 15)
 }
 
 /// `cublasSgemmBatched`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasSgemmBatched() -> i64 {
-    stub::not_served(100, 15)
+    stub::not_served(108, 15)
 }
 
 /// `cublasSgemmEx`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasSgemmEx() -> i64 {
-    stub::not_served(101, 15)
+    stub::not_served(109, 15)
 }
 
 /// `cublasStatus_t cublasSgemmStridedBatched(cublasHandle_t handle, cublasOperation_t transa, cublasOperation_t transb, int m, int n, int k, const float *alpha, const float *A, int lda, long long strideA, const float *B, int ldb, long long strideB, const float *beta, float *C, int ldc, long long strideC, int batchCount)`.
@@ -899,7 +1181,7 @@ unsafe extern "C" fn basalt_cublasSgemmStridedBatched(
     stride_c: i64,
     batch_count: i32,
 ) -> i32 {
-    stub::enter(102);
+    stub::enter(110);
     // SAFETY: 1. the program's lists are as long as the declaration has them; 2. its descriptors are those that it was given.
     let call = unsafe {
         calls::CublasSgemmStridedBatched {
@@ -944,7 +1226,7 @@ unsafe extern "C" fn basalt_cublasSgemm_v2(
     c: *mut f32,
     ldc: i32,
 ) -> i32 {
-    stub::enter(103);
+    stub::enter(111);
     // SAFETY: 1. the program's lists are as long as the declaration has them; 2. its descriptors are those that it was given.
     let call = unsafe {
         calls::CublasSgemmV2 {
@@ -983,7 +1265,7 @@ unsafe extern "C" fn basalt_cublasSgemv_v2(
     y: *mut f32,
     incy: i32,
 ) -> i32 {
-    stub::enter(104);
+    stub::enter(112);
     // SAFETY: 1. the program's lists are as long as the declaration has them; 2. its descriptors are those that it was given.
     let call = unsafe {
         calls::CublasSgemvV2 {
@@ -1007,353 +1289,401 @@ unsafe extern "C" fn basalt_cublasSgemv_v2(
 /// `cublasSgeqrfBatched`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasSgeqrfBatched() -> i64 {
-    stub::not_served(105, 15)
+    stub::not_served(113, 15)
 }
 
-/// `cublasSger_v2`: not served.
+/// `cublasStatus_t cublasSger_v2(cublasHandle_t handle, int m, int n, const float *alpha, const float *x, int incx, const float *y, int incy, float *A, int lda)`.
 #[unsafe(no_mangle)]
-extern "C" fn basalt_cublasSger_v2() -> i64 {
-    stub::not_served(106, 15)
+unsafe extern "C" fn basalt_cublasSger_v2(
+    handle: P,
+    m: i32,
+    n: i32,
+    alpha: *const f32,
+    x: *const f32,
+    incx: i32,
+    y: *const f32,
+    incy: i32,
+    a: *mut f32,
+    lda: i32,
+) -> i32 {
+    stub::enter(114);
+    // SAFETY: 1. the program's lists are as long as the declaration has them; 2. its descriptors are those that it was given.
+    let call = unsafe {
+        calls::CublasSgerV2 {
+            handle: Handle::from_raw(crate::abi::raw(handle)),
+            m,
+            n,
+            alpha: List::new(stub::memory(&alpha, 4)),
+            x: SvmAddress(x.addr() as u64),
+            incx,
+            y: SvmAddress(y.addr() as u64),
+            incy,
+            a: SvmAddress(a.addr() as u64),
+            lda,
+        }
+    };
+    stub::status::cublas(stub::send(&call))
 }
 
 /// `cublasSgetrfBatched`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasSgetrfBatched() -> i64 {
-    stub::not_served(107, 15)
+    stub::not_served(115, 15)
 }
 
 /// `cublasSgetrsBatched`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasSgetrsBatched() -> i64 {
-    stub::not_served(108, 15)
+    stub::not_served(116, 15)
 }
 
-/// `cublasSnrm2_v2`: not served.
+/// `cublasStatus_t cublasSnrm2_v2(cublasHandle_t handle, int n, const float *x, int incx, float *result)`.
 #[unsafe(no_mangle)]
-extern "C" fn basalt_cublasSnrm2_v2() -> i64 {
-    stub::not_served(109, 15)
+unsafe extern "C" fn basalt_cublasSnrm2_v2(handle: P, n: i32, x: *const f32, incx: i32, result: *mut f32) -> i32 {
+    stub::enter(117);
+    let call = calls::CublasSnrm2V2 {
+        handle: Handle::from_raw(crate::abi::raw(handle)),
+        n,
+        x: SvmAddress(x.addr() as u64),
+        incx,
+    };
+    stub::status::cublas(stub::ask(&call, false, |reply| {
+        // SAFETY: 1. the program has a place for it, or NULL.
+        unsafe { stub::put(result, f32::from_bits(reply.result)) };
+    }))
 }
 
 /// `cublasSrot_v2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasSrot_v2() -> i64 {
-    stub::not_served(110, 15)
+    stub::not_served(118, 15)
 }
 
 /// `cublasSrotg_v2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasSrotg_v2() -> i64 {
-    stub::not_served(111, 15)
+    stub::not_served(119, 15)
 }
 
 /// `cublasSrotm_v2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasSrotm_v2() -> i64 {
-    stub::not_served(112, 15)
+    stub::not_served(120, 15)
 }
 
 /// `cublasSrotmg_v2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasSrotmg_v2() -> i64 {
-    stub::not_served(113, 15)
+    stub::not_served(121, 15)
 }
 
-/// `cublasSscal_v2`: not served.
+/// `cublasStatus_t cublasSscal_v2(cublasHandle_t handle, int n, const float *alpha, float *x, int incx)`.
 #[unsafe(no_mangle)]
-extern "C" fn basalt_cublasSscal_v2() -> i64 {
-    stub::not_served(114, 15)
+unsafe extern "C" fn basalt_cublasSscal_v2(handle: P, n: i32, alpha: *const f32, x: *mut f32, incx: i32) -> i32 {
+    stub::enter(122);
+    // SAFETY: 1. the program's lists are as long as the declaration has them; 2. its descriptors are those that it was given.
+    let call = unsafe {
+        calls::CublasSscalV2 {
+            handle: Handle::from_raw(crate::abi::raw(handle)),
+            n,
+            alpha: List::new(stub::memory(&alpha, 4)),
+            x: SvmAddress(x.addr() as u64),
+            incx,
+        }
+    };
+    stub::status::cublas(stub::send(&call))
 }
 
 /// `cublasSswap_v2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasSswap_v2() -> i64 {
-    stub::not_served(115, 15)
+    stub::not_served(123, 15)
 }
 
 /// `cublasSsymm_v2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasSsymm_v2() -> i64 {
-    stub::not_served(116, 15)
+    stub::not_served(124, 15)
 }
 
 /// `cublasSsymv_v2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasSsymv_v2() -> i64 {
-    stub::not_served(117, 15)
+    stub::not_served(125, 15)
 }
 
 /// `cublasSsyr2_v2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasSsyr2_v2() -> i64 {
-    stub::not_served(118, 15)
+    stub::not_served(126, 15)
 }
 
 /// `cublasSsyr2k_v2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasSsyr2k_v2() -> i64 {
-    stub::not_served(119, 15)
+    stub::not_served(127, 15)
 }
 
 /// `cublasSsyr_v2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasSsyr_v2() -> i64 {
-    stub::not_served(120, 15)
+    stub::not_served(128, 15)
 }
 
 /// `cublasSsyrk_v2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasSsyrk_v2() -> i64 {
-    stub::not_served(121, 15)
+    stub::not_served(129, 15)
 }
 
 /// `cublasStrmm_v2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasStrmm_v2() -> i64 {
-    stub::not_served(122, 15)
+    stub::not_served(130, 15)
 }
 
 /// `cublasStrmv_v2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasStrmv_v2() -> i64 {
-    stub::not_served(123, 15)
+    stub::not_served(131, 15)
 }
 
 /// `cublasStrsmBatched`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasStrsmBatched() -> i64 {
-    stub::not_served(124, 15)
+    stub::not_served(132, 15)
 }
 
 /// `cublasStrsm_v2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasStrsm_v2() -> i64 {
-    stub::not_served(125, 15)
+    stub::not_served(133, 15)
 }
 
 /// `cublasStrsv_v2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasStrsv_v2() -> i64 {
-    stub::not_served(126, 15)
+    stub::not_served(134, 15)
 }
 
 /// `cublasZaxpy_v2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasZaxpy_v2() -> i64 {
-    stub::not_served(127, 15)
+    stub::not_served(135, 15)
 }
 
 /// `cublasZcopy_v2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasZcopy_v2() -> i64 {
-    stub::not_served(128, 15)
+    stub::not_served(136, 15)
 }
 
 /// `cublasZdotc_v2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasZdotc_v2() -> i64 {
-    stub::not_served(129, 15)
+    stub::not_served(137, 15)
 }
 
 /// `cublasZdotu_v2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasZdotu_v2() -> i64 {
-    stub::not_served(130, 15)
+    stub::not_served(138, 15)
 }
 
 /// `cublasZdrot_v2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasZdrot_v2() -> i64 {
-    stub::not_served(131, 15)
+    stub::not_served(139, 15)
 }
 
 /// `cublasZdscal_v2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasZdscal_v2() -> i64 {
-    stub::not_served(132, 15)
+    stub::not_served(140, 15)
 }
 
 /// `cublasZgelsBatched`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasZgelsBatched() -> i64 {
-    stub::not_served(133, 15)
+    stub::not_served(141, 15)
 }
 
 /// `cublasZgemmBatched`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasZgemmBatched() -> i64 {
-    stub::not_served(134, 15)
+    stub::not_served(142, 15)
 }
 
 /// `cublasZgemmStridedBatched`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasZgemmStridedBatched() -> i64 {
-    stub::not_served(135, 15)
+    stub::not_served(143, 15)
 }
 
 /// `cublasZgemm_v2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasZgemm_v2() -> i64 {
-    stub::not_served(136, 15)
+    stub::not_served(144, 15)
 }
 
 /// `cublasZgemv_v2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasZgemv_v2() -> i64 {
-    stub::not_served(137, 15)
+    stub::not_served(145, 15)
 }
 
 /// `cublasZgeqrfBatched`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasZgeqrfBatched() -> i64 {
-    stub::not_served(138, 15)
+    stub::not_served(146, 15)
 }
 
 /// `cublasZgerc_v2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasZgerc_v2() -> i64 {
-    stub::not_served(139, 15)
+    stub::not_served(147, 15)
 }
 
 /// `cublasZgeru_v2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasZgeru_v2() -> i64 {
-    stub::not_served(140, 15)
+    stub::not_served(148, 15)
 }
 
 /// `cublasZgetrfBatched`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasZgetrfBatched() -> i64 {
-    stub::not_served(141, 15)
+    stub::not_served(149, 15)
 }
 
 /// `cublasZgetrsBatched`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasZgetrsBatched() -> i64 {
-    stub::not_served(142, 15)
+    stub::not_served(150, 15)
 }
 
 /// `cublasZhemm_v2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasZhemm_v2() -> i64 {
-    stub::not_served(143, 15)
+    stub::not_served(151, 15)
 }
 
 /// `cublasZhemv_v2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasZhemv_v2() -> i64 {
-    stub::not_served(144, 15)
+    stub::not_served(152, 15)
 }
 
 /// `cublasZher2_v2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasZher2_v2() -> i64 {
-    stub::not_served(145, 15)
+    stub::not_served(153, 15)
 }
 
 /// `cublasZher2k_v2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasZher2k_v2() -> i64 {
-    stub::not_served(146, 15)
+    stub::not_served(154, 15)
 }
 
 /// `cublasZher_v2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasZher_v2() -> i64 {
-    stub::not_served(147, 15)
+    stub::not_served(155, 15)
 }
 
 /// `cublasZherk_v2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasZherk_v2() -> i64 {
-    stub::not_served(148, 15)
+    stub::not_served(156, 15)
 }
 
 /// `cublasZrot_v2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasZrot_v2() -> i64 {
-    stub::not_served(149, 15)
+    stub::not_served(157, 15)
 }
 
 /// `cublasZrotg_v2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasZrotg_v2() -> i64 {
-    stub::not_served(150, 15)
+    stub::not_served(158, 15)
 }
 
 /// `cublasZscal_v2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasZscal_v2() -> i64 {
-    stub::not_served(151, 15)
+    stub::not_served(159, 15)
 }
 
 /// `cublasZswap_v2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasZswap_v2() -> i64 {
-    stub::not_served(152, 15)
+    stub::not_served(160, 15)
 }
 
 /// `cublasZsymm_v2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasZsymm_v2() -> i64 {
-    stub::not_served(153, 15)
+    stub::not_served(161, 15)
 }
 
 /// `cublasZsymv_v2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasZsymv_v2() -> i64 {
-    stub::not_served(154, 15)
+    stub::not_served(162, 15)
 }
 
 /// `cublasZsyr2_v2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasZsyr2_v2() -> i64 {
-    stub::not_served(155, 15)
+    stub::not_served(163, 15)
 }
 
 /// `cublasZsyr2k_v2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasZsyr2k_v2() -> i64 {
-    stub::not_served(156, 15)
+    stub::not_served(164, 15)
 }
 
 /// `cublasZsyr_v2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasZsyr_v2() -> i64 {
-    stub::not_served(157, 15)
+    stub::not_served(165, 15)
 }
 
 /// `cublasZsyrk_v2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasZsyrk_v2() -> i64 {
-    stub::not_served(158, 15)
+    stub::not_served(166, 15)
 }
 
 /// `cublasZtrmm_v2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasZtrmm_v2() -> i64 {
-    stub::not_served(159, 15)
+    stub::not_served(167, 15)
 }
 
 /// `cublasZtrmv_v2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasZtrmv_v2() -> i64 {
-    stub::not_served(160, 15)
+    stub::not_served(168, 15)
 }
 
 /// `cublasZtrsmBatched`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasZtrsmBatched() -> i64 {
-    stub::not_served(161, 15)
+    stub::not_served(169, 15)
 }
 
 /// `cublasZtrsm_v2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasZtrsm_v2() -> i64 {
-    stub::not_served(162, 15)
+    stub::not_served(170, 15)
 }
 
 /// `cublasZtrsv_v2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cublasZtrsv_v2() -> i64 {
-    stub::not_served(163, 15)
+    stub::not_served(171, 15)
 }

@@ -24,7 +24,7 @@ use crate::stub;
 /// `size_t cublasLtGetVersion()`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cublasLtGetVersion() -> usize {
-    stub::enter(164);
+    stub::enter(172);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe { crate::cublas_lt::cublasLtGetVersion() }
 }
@@ -49,7 +49,7 @@ unsafe extern "C" fn basalt_cublasLtMatmul(
     workspace_size_in_bytes: usize,
     stream: P,
 ) -> i32 {
-    stub::enter(165);
+    stub::enter(173);
     // SAFETY: 1. the program's lists are as long as the declaration has them; 2. its descriptors are those that it was given.
     let call = unsafe {
         calls::CublasLtMatmul {
@@ -87,7 +87,7 @@ unsafe extern "C" fn basalt_cublasLtMatmulAlgoGetHeuristic(
     heuristic_results_array: *mut c_void,
     return_algo_count: *mut i32,
 ) -> i32 {
-    stub::enter(166);
+    stub::enter(174);
     // SAFETY: 1. the program's lists are as long as the declaration has them; 2. its descriptors are those that it was given.
     let call = unsafe {
         calls::CublasLtMatmulAlgoGetHeuristic {
@@ -112,7 +112,7 @@ unsafe extern "C" fn basalt_cublasLtMatmulAlgoGetHeuristic(
 /// `cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *matmulDesc, cublasComputeType_t computeType, cudaDataType scaleType)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cublasLtMatmulDescCreate(matmul_desc: *mut P, compute_type: i32, scale_type: i32) -> i32 {
-    stub::enter(167);
+    stub::enter(175);
     let mut words = crate::descriptor::Words::default();
     words.number(compute_type);
     words.number(scale_type);
@@ -124,7 +124,7 @@ unsafe extern "C" fn basalt_cublasLtMatmulDescCreate(matmul_desc: *mut P, comput
 /// `cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t matmulDesc)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cublasLtMatmulDescDestroy(matmul_desc: P) -> i32 {
-    stub::enter(168);
+    stub::enter(176);
     // SAFETY: 1. the program gives back what was made for it, once.
     unsafe { crate::descriptor::destroy(matmul_desc) };
     0
@@ -138,7 +138,7 @@ unsafe extern "C" fn basalt_cublasLtMatmulDescSetAttribute(
     buf: *const c_void,
     size_in_bytes: usize,
 ) -> i32 {
-    stub::enter(169);
+    stub::enter(177);
     let mut words = crate::descriptor::Words::default();
     words.number(attr);
     // SAFETY: 1. the program's list is as long as the declaration has it.
@@ -152,7 +152,7 @@ unsafe extern "C" fn basalt_cublasLtMatmulDescSetAttribute(
 /// `cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *pref)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cublasLtMatmulPreferenceCreate(pref: *mut P) -> i32 {
-    stub::enter(170);
+    stub::enter(178);
     let words = crate::descriptor::Words::default();
     // SAFETY: 1. the program has a place for it.
     unsafe { stub::put(pref, crate::descriptor::create(0x1041, words)) };
@@ -162,7 +162,7 @@ unsafe extern "C" fn basalt_cublasLtMatmulPreferenceCreate(pref: *mut P) -> i32 
 /// `cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t pref)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cublasLtMatmulPreferenceDestroy(pref: P) -> i32 {
-    stub::enter(171);
+    stub::enter(179);
     // SAFETY: 1. the program gives back what was made for it, once.
     unsafe { crate::descriptor::destroy(pref) };
     0
@@ -176,7 +176,7 @@ unsafe extern "C" fn basalt_cublasLtMatmulPreferenceSetAttribute(
     buf: *const c_void,
     size_in_bytes: usize,
 ) -> i32 {
-    stub::enter(172);
+    stub::enter(180);
     let mut words = crate::descriptor::Words::default();
     words.number(attr);
     // SAFETY: 1. the program's list is as long as the declaration has it.
@@ -196,7 +196,7 @@ unsafe extern "C" fn basalt_cublasLtMatrixLayoutCreate(
     cols: u64,
     ld: i64,
 ) -> i32 {
-    stub::enter(173);
+    stub::enter(181);
     let mut words = crate::descriptor::Words::default();
     words.number(type_);
     words.number(rows);
@@ -210,7 +210,7 @@ unsafe extern "C" fn basalt_cublasLtMatrixLayoutCreate(
 /// `cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t matLayout)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cublasLtMatrixLayoutDestroy(mat_layout: P) -> i32 {
-    stub::enter(174);
+    stub::enter(182);
     // SAFETY: 1. the program gives back what was made for it, once.
     unsafe { crate::descriptor::destroy(mat_layout) };
     0
@@ -224,7 +224,7 @@ unsafe extern "C" fn basalt_cublasLtMatrixLayoutSetAttribute(
     buf: *const c_void,
     size_in_bytes: usize,
 ) -> i32 {
-    stub::enter(175);
+    stub::enter(183);
     let mut words = crate::descriptor::Words::default();
     words.number(attr);
     // SAFETY: 1. the program's list is as long as the declaration has it.

@@ -20,7 +20,7 @@ use crate::stub;
 /// `CUresult cuCtxGetCurrent(CUcontext *pctx)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cuCtxGetCurrent(pctx: *mut P) -> i32 {
-    stub::enter(176);
+    stub::enter(184);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe { crate::cuda::cuCtxGetCurrent(pctx) }
 }
@@ -28,7 +28,7 @@ unsafe extern "C" fn basalt_cuCtxGetCurrent(pctx: *mut P) -> i32 {
 /// `CUresult cuCtxSetCurrent(CUcontext ctx)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cuCtxSetCurrent(ctx: P) -> i32 {
-    stub::enter(177);
+    stub::enter(185);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe { crate::cuda::cuCtxSetCurrent(ctx) }
 }
@@ -36,7 +36,7 @@ unsafe extern "C" fn basalt_cuCtxSetCurrent(ctx: P) -> i32 {
 /// `CUresult cuDeviceGet(int *device, int ordinal)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cuDeviceGet(device: *mut i32, ordinal: i32) -> i32 {
-    stub::enter(178);
+    stub::enter(186);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe { crate::cuda::cuDeviceGet(device, ordinal) }
 }
@@ -44,13 +44,13 @@ unsafe extern "C" fn basalt_cuDeviceGet(device: *mut i32, ordinal: i32) -> i32 {
 /// `cuDeviceGetAttribute`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cuDeviceGetAttribute() -> i64 {
-    stub::not_served(179, 801)
+    stub::not_served(187, 801)
 }
 
 /// `CUresult cuDeviceGetCount(int *count)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cuDeviceGetCount(count: *mut i32) -> i32 {
-    stub::enter(180);
+    stub::enter(188);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe { crate::cuda::cuDeviceGetCount(count) }
 }
@@ -58,7 +58,7 @@ unsafe extern "C" fn basalt_cuDeviceGetCount(count: *mut i32) -> i32 {
 /// `CUresult cuDevicePrimaryCtxGetState(int dev, unsigned int *flags, int *active)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cuDevicePrimaryCtxGetState(dev: i32, flags: *mut u32, active: *mut i32) -> i32 {
-    stub::enter(181);
+    stub::enter(189);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe { crate::cuda::cuDevicePrimaryCtxGetState(dev, flags, active) }
 }
@@ -66,7 +66,7 @@ unsafe extern "C" fn basalt_cuDevicePrimaryCtxGetState(dev: i32, flags: *mut u32
 /// `CUresult cuDevicePrimaryCtxRetain(CUcontext *pctx, int dev)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cuDevicePrimaryCtxRetain(pctx: *mut P, dev: i32) -> i32 {
-    stub::enter(182);
+    stub::enter(190);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe { crate::cuda::cuDevicePrimaryCtxRetain(pctx, dev) }
 }
@@ -74,7 +74,7 @@ unsafe extern "C" fn basalt_cuDevicePrimaryCtxRetain(pctx: *mut P, dev: i32) -> 
 /// `CUresult cuDriverGetVersion(int *driverVersion)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cuDriverGetVersion(driver_version: *mut i32) -> i32 {
-    stub::enter(183);
+    stub::enter(191);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe { crate::cuda::cuDriverGetVersion(driver_version) }
 }
@@ -82,25 +82,25 @@ unsafe extern "C" fn basalt_cuDriverGetVersion(driver_version: *mut i32) -> i32 
 /// `cuFuncGetAttribute`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cuFuncGetAttribute() -> i64 {
-    stub::not_served(184, 801)
+    stub::not_served(192, 801)
 }
 
 /// `cuFuncSetAttribute`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cuFuncSetAttribute() -> i64 {
-    stub::not_served(185, 801)
+    stub::not_served(193, 801)
 }
 
 /// `cuFuncSetCacheConfig`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cuFuncSetCacheConfig() -> i64 {
-    stub::not_served(186, 801)
+    stub::not_served(194, 801)
 }
 
 /// `CUresult cuGetErrorString(CUresult error, const char **pStr)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cuGetErrorString(error: i32, p_str: *mut *mut u8) -> i32 {
-    stub::enter(187);
+    stub::enter(195);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe { crate::cuda::cuGetErrorString(error, p_str) }
 }
@@ -108,85 +108,98 @@ unsafe extern "C" fn basalt_cuGetErrorString(error: i32, p_str: *mut *mut u8) ->
 /// `CUresult cuInit(unsigned int flags)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cuInit(flags: u32) -> i32 {
-    stub::enter(188);
+    stub::enter(196);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe { crate::cuda::cuInit(flags) }
+}
+
+/// `CUresult cuKernelGetParamInfo(CUkernel kernel, size_t paramIndex, size_t *paramOffset, size_t *paramSize)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn basalt_cuKernelGetParamInfo(
+    kernel: P,
+    param_index: usize,
+    param_offset: *mut usize,
+    param_size: *mut usize,
+) -> i32 {
+    stub::enter(197);
+    // SAFETY: 1. the arguments are the program's, as the declaration has them.
+    unsafe { crate::cuda::cuKernelGetParamInfo(kernel, param_index, param_offset, param_size) }
 }
 
 /// `cuLaunchCooperativeKernel`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cuLaunchCooperativeKernel() -> i64 {
-    stub::not_served(189, 801)
+    stub::not_served(198, 801)
 }
 
 /// `cuLaunchKernel`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cuLaunchKernel() -> i64 {
-    stub::not_served(190, 801)
+    stub::not_served(199, 801)
 }
 
 /// `cuLinkAddData_v2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cuLinkAddData_v2() -> i64 {
-    stub::not_served(191, 801)
+    stub::not_served(200, 801)
 }
 
 /// `cuLinkComplete`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cuLinkComplete() -> i64 {
-    stub::not_served(192, 801)
+    stub::not_served(201, 801)
 }
 
 /// `cuLinkCreate_v2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cuLinkCreate_v2() -> i64 {
-    stub::not_served(193, 801)
+    stub::not_served(202, 801)
 }
 
 /// `cuModuleGetFunction`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cuModuleGetFunction() -> i64 {
-    stub::not_served(194, 801)
+    stub::not_served(203, 801)
 }
 
 /// `cuModuleLoad`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cuModuleLoad() -> i64 {
-    stub::not_served(195, 801)
+    stub::not_served(204, 801)
 }
 
 /// `cuModuleLoadData`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cuModuleLoadData() -> i64 {
-    stub::not_served(196, 801)
+    stub::not_served(205, 801)
 }
 
 /// `cuModuleLoadDataEx`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cuModuleLoadDataEx() -> i64 {
-    stub::not_served(197, 801)
+    stub::not_served(206, 801)
 }
 
 /// `cuModuleUnload`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cuModuleUnload() -> i64 {
-    stub::not_served(198, 801)
+    stub::not_served(207, 801)
 }
 
 /// `cuOccupancyMaxActiveBlocksPerMultiprocessor`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cuOccupancyMaxActiveBlocksPerMultiprocessor() -> i64 {
-    stub::not_served(199, 801)
+    stub::not_served(208, 801)
 }
 
 /// `cuPointerGetAttribute`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cuPointerGetAttribute() -> i64 {
-    stub::not_served(200, 801)
+    stub::not_served(209, 801)
 }
 
 /// `cuTensorMapEncodeTiled`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cuTensorMapEncodeTiled() -> i64 {
-    stub::not_served(201, 801)
+    stub::not_served(210, 801)
 }

@@ -24,7 +24,7 @@ use crate::stub;
 /// `cudaError_t __cudaGetKernel(void **kernel, const void *entryFuncAddr)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt___cudaGetKernel(kernel: *mut *mut c_void, entry_func_addr: *const c_void) -> i32 {
-    stub::enter(202);
+    stub::enter(211);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     stub::told(unsafe { crate::cudart::__cudaGetKernel(kernel, entry_func_addr) })
 }
@@ -32,7 +32,7 @@ unsafe extern "C" fn basalt___cudaGetKernel(kernel: *mut *mut c_void, entry_func
 /// `char __cudaInitModule(void **fatCubinHandle)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt___cudaInitModule(_fat_cubin_handle: *mut *mut c_void) -> u8 {
-    stub::enter(203);
+    stub::enter(212);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe { crate::cudart::__cudaInitModule() }
 }
@@ -43,13 +43,13 @@ unsafe extern "C" fn basalt___cudaLaunchKernel(
     kernel: P,
     grid_dim: crate::abi::Dim3,
     block_dim: crate::abi::Dim3,
-    _args: *mut *mut c_void,
+    args: *mut *mut c_void,
     shared_mem: usize,
     stream: P,
 ) -> i32 {
-    stub::enter(204);
+    stub::enter(213);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
-    stub::told(unsafe { crate::cudart::__cudaLaunchKernel(kernel, grid_dim, block_dim, shared_mem, stream) })
+    stub::told(unsafe { crate::cudart::__cudaLaunchKernel(kernel, grid_dim, block_dim, args, shared_mem, stream) })
 }
 
 /// `cudaError_t __cudaPopCallConfiguration(dim3 *gridDim, dim3 *blockDim, size_t *sharedMem, void *stream)`.
@@ -60,7 +60,7 @@ unsafe extern "C" fn basalt___cudaPopCallConfiguration(
     shared_mem: *mut usize,
     stream: *mut c_void,
 ) -> i32 {
-    stub::enter(205);
+    stub::enter(214);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     stub::told(unsafe { crate::cudart::__cudaPopCallConfiguration(grid_dim, block_dim, shared_mem, stream) })
 }
@@ -73,23 +73,23 @@ unsafe extern "C" fn basalt___cudaPushCallConfiguration(
     shared_mem: usize,
     stream: P,
 ) -> u32 {
-    stub::enter(206);
+    stub::enter(215);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe { crate::cudart::__cudaPushCallConfiguration(grid_dim, block_dim, shared_mem, stream) }
 }
 
 /// `void * * __cudaRegisterFatBinary(void *fatCubin)`.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn basalt___cudaRegisterFatBinary(_fat_cubin: *mut c_void) -> *mut *mut c_void {
-    stub::enter(207);
+unsafe extern "C" fn basalt___cudaRegisterFatBinary(fat_cubin: *mut c_void) -> *mut *mut c_void {
+    stub::enter(216);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
-    unsafe { crate::cudart::__cudaRegisterFatBinary() }
+    unsafe { crate::cudart::__cudaRegisterFatBinary(fat_cubin) }
 }
 
 /// `void __cudaRegisterFatBinaryEnd(void **fatCubinHandle)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt___cudaRegisterFatBinaryEnd(_fat_cubin_handle: *mut *mut c_void) {
-    stub::enter(208);
+    stub::enter(217);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe { crate::cudart::__cudaRegisterFatBinaryEnd() }
 }
@@ -108,16 +108,16 @@ unsafe extern "C" fn basalt___cudaRegisterFunction(
     _g_dim: *mut crate::abi::Dim3,
     _w_size: *mut i32,
 ) {
-    stub::enter(209);
+    stub::enter(218);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe { crate::cudart::__cudaRegisterFunction(fat_cubin_handle, host_fun, device_name) }
 }
 
-/// `void __cudaRegisterVar(void **fatCubinHandle, char *hostVar, char *deviceAddress, const char *deviceName, int ext, size_t size, int constant, int global)`.
+/// `void __cudaRegisterManagedVar(void **fatCubinHandle, void **hostVarPtrAddress, char *deviceAddress, const char *deviceName, int ext, size_t size, int constant, int global)`.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn basalt___cudaRegisterVar(
-    _fat_cubin_handle: *mut *mut c_void,
-    _host_var: *mut u8,
+unsafe extern "C" fn basalt___cudaRegisterManagedVar(
+    fat_cubin_handle: *mut *mut c_void,
+    _host_var_ptr_address: *mut *mut c_void,
     _device_address: *mut u8,
     _device_name: *const u8,
     _ext: i32,
@@ -125,23 +125,48 @@ unsafe extern "C" fn basalt___cudaRegisterVar(
     _constant: i32,
     _global: i32,
 ) {
-    stub::enter(210);
+    stub::enter(219);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
-    unsafe { crate::cudart::__cudaRegisterVar() }
+    unsafe { crate::cudart::__cudaRegisterManagedVar(fat_cubin_handle) }
+}
+
+/// `void __cudaRegisterVar(void **fatCubinHandle, char *hostVar, char *deviceAddress, const char *deviceName, int ext, size_t size, int constant, int global)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn basalt___cudaRegisterVar(
+    fat_cubin_handle: *mut *mut c_void,
+    host_var: *mut u8,
+    _device_address: *mut u8,
+    device_name: *const u8,
+    _ext: i32,
+    size: usize,
+    _constant: i32,
+    _global: i32,
+) {
+    stub::enter(220);
+    // SAFETY: 1. the arguments are the program's, as the declaration has them.
+    unsafe { crate::cudart::__cudaRegisterVar(fat_cubin_handle, host_var, device_name, size) }
 }
 
 /// `void __cudaUnregisterFatBinary(void **fatCubinHandle)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt___cudaUnregisterFatBinary(fat_cubin_handle: *mut *mut c_void) {
-    stub::enter(211);
+    stub::enter(221);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe { crate::cudart::__cudaUnregisterFatBinary(fat_cubin_handle) }
+}
+
+/// `cudaError_t cudaChooseDevice(int *device, const void *prop)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn basalt_cudaChooseDevice(device: *mut i32, _prop: *const c_void) -> i32 {
+    stub::enter(222);
+    // SAFETY: 1. the arguments are the program's, as the declaration has them.
+    stub::told(unsafe { crate::cudart::cudaChooseDevice(device) })
 }
 
 /// `cudaError_t cudaDeviceCanAccessPeer(int *canAccessPeer, int device, int peerDevice)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudaDeviceCanAccessPeer(can_access_peer: *mut i32, device: i32, peer_device: i32) -> i32 {
-    stub::enter(212);
+    stub::enter(223);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     stub::told(unsafe { crate::cudart::cudaDeviceCanAccessPeer(can_access_peer, device, peer_device) })
 }
@@ -149,13 +174,13 @@ unsafe extern "C" fn basalt_cudaDeviceCanAccessPeer(can_access_peer: *mut i32, d
 /// `cudaDeviceEnablePeerAccess`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudaDeviceEnablePeerAccess() -> i64 {
-    stub::not_served(213, 801)
+    stub::not_served(224, 801)
 }
 
 /// `cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attr, int device)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudaDeviceGetAttribute(value: *mut i32, attr: i32, device: i32) -> i32 {
-    stub::enter(214);
+    stub::enter(225);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     stub::told(unsafe { crate::cudart::cudaDeviceGetAttribute(value, attr, device) })
 }
@@ -163,13 +188,19 @@ unsafe extern "C" fn basalt_cudaDeviceGetAttribute(value: *mut i32, attr: i32, d
 /// `cudaDeviceGetDefaultMemPool`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudaDeviceGetDefaultMemPool() -> i64 {
-    stub::not_served(215, 801)
+    stub::not_served(226, 801)
+}
+
+/// `cudaDeviceGetLimit`: not served.
+#[unsafe(no_mangle)]
+extern "C" fn basalt_cudaDeviceGetLimit() -> i64 {
+    stub::not_served(227, 801)
 }
 
 /// `cudaError_t cudaDeviceGetPCIBusId(char *pciBusId, int len, int device)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudaDeviceGetPCIBusId(pci_bus_id: *mut u8, len: i32, device: i32) -> i32 {
-    stub::enter(216);
+    stub::enter(228);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     stub::told(unsafe { crate::cudart::cudaDeviceGetPCIBusId(pci_bus_id, len, device) })
 }
@@ -180,15 +211,37 @@ unsafe extern "C" fn basalt_cudaDeviceGetStreamPriorityRange(
     least_priority: *mut i32,
     greatest_priority: *mut i32,
 ) -> i32 {
-    stub::enter(217);
+    stub::enter(229);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     stub::told(unsafe { crate::cudart::cudaDeviceGetStreamPriorityRange(least_priority, greatest_priority) })
+}
+
+/// `cudaError_t cudaDeviceReset()`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn basalt_cudaDeviceReset() -> i32 {
+    stub::enter(230);
+    // SAFETY: 1. the arguments are the program's, as the declaration has them.
+    unsafe { crate::cudart::cudaDeviceReset() }
+}
+
+/// `cudaError_t cudaDeviceSetCacheConfig(int cacheConfig)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn basalt_cudaDeviceSetCacheConfig(_cache_config: i32) -> i32 {
+    stub::enter(231);
+    // SAFETY: 1. the arguments are the program's, as the declaration has them.
+    stub::told(unsafe { crate::cudart::cudaDeviceSetCacheConfig() })
+}
+
+/// `cudaDeviceSetLimit`: not served.
+#[unsafe(no_mangle)]
+extern "C" fn basalt_cudaDeviceSetLimit() -> i64 {
+    stub::not_served(232, 801)
 }
 
 /// `cudaError_t cudaDeviceSynchronize()`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudaDeviceSynchronize() -> i32 {
-    stub::enter(218);
+    stub::enter(233);
     let call = calls::CudaDeviceSynchronize {};
     stub::told(stub::status::cudart(stub::ask(&call, false, |_| {})))
 }
@@ -196,7 +249,7 @@ unsafe extern "C" fn basalt_cudaDeviceSynchronize() -> i32 {
 /// `cudaError_t cudaDriverGetVersion(int *driverVersion)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudaDriverGetVersion(driver_version: *mut i32) -> i32 {
-    stub::enter(219);
+    stub::enter(234);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     stub::told(unsafe { crate::cudart::cudaDriverGetVersion(driver_version) })
 }
@@ -204,7 +257,7 @@ unsafe extern "C" fn basalt_cudaDriverGetVersion(driver_version: *mut i32) -> i3
 /// `cudaError_t cudaEventCreate(cudaEvent_t *event)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudaEventCreate(event: *mut P) -> i32 {
-    stub::enter(220);
+    stub::enter(235);
     let made = stub::name();
     let call = calls::CudaEventCreate {
         event: Handle::from_raw(made),
@@ -220,7 +273,7 @@ unsafe extern "C" fn basalt_cudaEventCreate(event: *mut P) -> i32 {
 /// `cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned int flags)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudaEventCreateWithFlags(event: *mut P, flags: u32) -> i32 {
-    stub::enter(221);
+    stub::enter(236);
     let made = stub::name();
     let call = calls::CudaEventCreateWithFlags {
         event: Handle::from_raw(made),
@@ -237,7 +290,7 @@ unsafe extern "C" fn basalt_cudaEventCreateWithFlags(event: *mut P, flags: u32) 
 /// `cudaError_t cudaEventDestroy(cudaEvent_t event)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudaEventDestroy(event: P) -> i32 {
-    stub::enter(222);
+    stub::enter(237);
     let call = calls::CudaEventDestroy {
         event: Handle::from_raw(crate::abi::raw(event)),
     };
@@ -247,7 +300,7 @@ unsafe extern "C" fn basalt_cudaEventDestroy(event: P) -> i32 {
 /// `cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudaEventElapsedTime(ms: *mut f32, start: P, end: P) -> i32 {
-    stub::enter(223);
+    stub::enter(238);
     let call = calls::CudaEventElapsedTime {
         start: Handle::from_raw(crate::abi::raw(start)),
         end: Handle::from_raw(crate::abi::raw(end)),
@@ -261,7 +314,7 @@ unsafe extern "C" fn basalt_cudaEventElapsedTime(ms: *mut f32, start: P, end: P)
 /// `cudaError_t cudaEventQuery(cudaEvent_t event)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudaEventQuery(event: P) -> i32 {
-    stub::enter(224);
+    stub::enter(239);
     let call = calls::CudaEventQuery {
         event: Handle::from_raw(crate::abi::raw(event)),
     };
@@ -271,7 +324,7 @@ unsafe extern "C" fn basalt_cudaEventQuery(event: P) -> i32 {
 /// `cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudaEventRecord(event: P, stream: P) -> i32 {
-    stub::enter(225);
+    stub::enter(240);
     let call = calls::CudaEventRecord {
         event: Handle::from_raw(crate::abi::raw(event)),
         stream: Handle::from_raw(crate::abi::raw(stream)),
@@ -282,7 +335,7 @@ unsafe extern "C" fn basalt_cudaEventRecord(event: P, stream: P) -> i32 {
 /// `cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned int flags)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudaEventRecordWithFlags(event: P, stream: P, flags: u32) -> i32 {
-    stub::enter(226);
+    stub::enter(241);
     let call = calls::CudaEventRecordWithFlags {
         event: Handle::from_raw(crate::abi::raw(event)),
         stream: Handle::from_raw(crate::abi::raw(stream)),
@@ -294,7 +347,7 @@ unsafe extern "C" fn basalt_cudaEventRecordWithFlags(event: P, stream: P, flags:
 /// `cudaError_t cudaEventSynchronize(cudaEvent_t event)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudaEventSynchronize(event: P) -> i32 {
-    stub::enter(227);
+    stub::enter(242);
     let call = calls::CudaEventSynchronize {
         event: Handle::from_raw(crate::abi::raw(event)),
     };
@@ -304,7 +357,7 @@ unsafe extern "C" fn basalt_cudaEventSynchronize(event: P) -> i32 {
 /// `cudaError_t cudaFree(void *devPtr)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudaFree(dev_ptr: *mut c_void) -> i32 {
-    stub::enter(228);
+    stub::enter(243);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     stub::told(unsafe { crate::cudart::cudaFree(dev_ptr) })
 }
@@ -312,7 +365,7 @@ unsafe extern "C" fn basalt_cudaFree(dev_ptr: *mut c_void) -> i32 {
 /// `cudaError_t cudaFreeAsync(void *devPtr, cudaStream_t stream)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudaFreeAsync(dev_ptr: *mut c_void, _stream: P) -> i32 {
-    stub::enter(229);
+    stub::enter(244);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     stub::told(unsafe { crate::cudart::cudaFreeAsync(dev_ptr) })
 }
@@ -320,7 +373,7 @@ unsafe extern "C" fn basalt_cudaFreeAsync(dev_ptr: *mut c_void, _stream: P) -> i
 /// `cudaError_t cudaFreeHost(void *ptr)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudaFreeHost(ptr: *mut c_void) -> i32 {
-    stub::enter(230);
+    stub::enter(245);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     stub::told(unsafe { crate::cudart::cudaFreeHost(ptr) })
 }
@@ -328,7 +381,7 @@ unsafe extern "C" fn basalt_cudaFreeHost(ptr: *mut c_void) -> i32 {
 /// `cudaError_t cudaFuncGetAttributes(void *attr, const void *func)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudaFuncGetAttributes(attr: *mut c_void, func: *const c_void) -> i32 {
-    stub::enter(231);
+    stub::enter(246);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     stub::told(unsafe { crate::cudart::cudaFuncGetAttributes(attr, func) })
 }
@@ -336,15 +389,23 @@ unsafe extern "C" fn basalt_cudaFuncGetAttributes(attr: *mut c_void, func: *cons
 /// `cudaError_t cudaFuncSetAttribute(const void *func, int attr, int value)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudaFuncSetAttribute(func: *const c_void, attr: i32, value: i32) -> i32 {
-    stub::enter(232);
+    stub::enter(247);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     stub::told(unsafe { crate::cudart::cudaFuncSetAttribute(func, attr, value) })
+}
+
+/// `cudaError_t cudaFuncSetCacheConfig(const void *func, int cacheConfig)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn basalt_cudaFuncSetCacheConfig(func: *const c_void, _cache_config: i32) -> i32 {
+    stub::enter(248);
+    // SAFETY: 1. the arguments are the program's, as the declaration has them.
+    stub::told(unsafe { crate::cudart::cudaFuncSetCacheConfig(func) })
 }
 
 /// `cudaError_t cudaGetDevice(int *device)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudaGetDevice(device: *mut i32) -> i32 {
-    stub::enter(233);
+    stub::enter(249);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     stub::told(unsafe { crate::cudart::cudaGetDevice(device) })
 }
@@ -352,15 +413,23 @@ unsafe extern "C" fn basalt_cudaGetDevice(device: *mut i32) -> i32 {
 /// `cudaError_t cudaGetDeviceCount(int *count)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudaGetDeviceCount(count: *mut i32) -> i32 {
-    stub::enter(234);
+    stub::enter(250);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     stub::told(unsafe { crate::cudart::cudaGetDeviceCount(count) })
+}
+
+/// `cudaError_t cudaGetDeviceFlags(unsigned int *flags)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn basalt_cudaGetDeviceFlags(flags: *mut u32) -> i32 {
+    stub::enter(251);
+    // SAFETY: 1. the arguments are the program's, as the declaration has them.
+    stub::told(unsafe { crate::cudart::cudaGetDeviceFlags(flags) })
 }
 
 /// `cudaError_t cudaGetDeviceProperties(void *prop, int device)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudaGetDeviceProperties(prop: *mut c_void, device: i32) -> i32 {
-    stub::enter(235);
+    stub::enter(252);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     stub::told(unsafe { crate::cudart::cudaGetDeviceProperties(prop, device) })
 }
@@ -368,7 +437,7 @@ unsafe extern "C" fn basalt_cudaGetDeviceProperties(prop: *mut c_void, device: i
 /// `cudaError_t cudaGetDeviceProperties_v2(void *prop, int device)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudaGetDeviceProperties_v2(prop: *mut c_void, device: i32) -> i32 {
-    stub::enter(236);
+    stub::enter(253);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     stub::told(unsafe { crate::cudart::cudaGetDeviceProperties_v2(prop, device) })
 }
@@ -382,7 +451,7 @@ unsafe extern "C" fn basalt_cudaGetDriverEntryPointByVersion(
     _flags: u64,
     driver_status: *mut i32,
 ) -> i32 {
-    stub::enter(237);
+    stub::enter(254);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     stub::told(unsafe { crate::cudart::cudaGetDriverEntryPointByVersion(func_ptr, driver_status) })
 }
@@ -390,7 +459,7 @@ unsafe extern "C" fn basalt_cudaGetDriverEntryPointByVersion(
 /// `char * cudaGetErrorName(cudaError_t error)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudaGetErrorName(error: i32) -> *const u8 {
-    stub::enter(238);
+    stub::enter(255);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe { crate::cudart::cudaGetErrorName(error) }
 }
@@ -398,79 +467,101 @@ unsafe extern "C" fn basalt_cudaGetErrorName(error: i32) -> *const u8 {
 /// `char * cudaGetErrorString(cudaError_t error)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudaGetErrorString(error: i32) -> *const u8 {
-    stub::enter(239);
+    stub::enter(256);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe { crate::cudart::cudaGetErrorString(error) }
+}
+
+/// `cudaGetFuncBySymbol`: not served.
+#[unsafe(no_mangle)]
+extern "C" fn basalt_cudaGetFuncBySymbol() -> i64 {
+    stub::not_served(257, 801)
 }
 
 /// `cudaError_t cudaGetLastError()`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudaGetLastError() -> i32 {
-    stub::enter(240);
+    stub::enter(258);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe { crate::cudart::cudaGetLastError() }
 }
 
-/// `cudaGetSymbolAddress`: not served.
+/// `cudaError_t cudaGetSymbolAddress(void **devPtr, const void *symbol)`.
 #[unsafe(no_mangle)]
-extern "C" fn basalt_cudaGetSymbolAddress() -> i64 {
-    stub::not_served(241, 801)
+unsafe extern "C" fn basalt_cudaGetSymbolAddress(dev_ptr: *mut *mut c_void, symbol: *const c_void) -> i32 {
+    stub::enter(259);
+    // SAFETY: 1. the arguments are the program's, as the declaration has them.
+    stub::told(unsafe { crate::cudart::cudaGetSymbolAddress(dev_ptr, symbol) })
+}
+
+/// `cudaError_t cudaGetSymbolSize(size_t *size, const void *symbol)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn basalt_cudaGetSymbolSize(size: *mut usize, symbol: *const c_void) -> i32 {
+    stub::enter(260);
+    // SAFETY: 1. the arguments are the program's, as the declaration has them.
+    stub::told(unsafe { crate::cudart::cudaGetSymbolSize(size, symbol) })
 }
 
 /// `cudaGraphDebugDotPrint`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudaGraphDebugDotPrint() -> i64 {
-    stub::not_served(242, 801)
+    stub::not_served(261, 801)
 }
 
 /// `cudaGraphDestroy`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudaGraphDestroy() -> i64 {
-    stub::not_served(243, 801)
+    stub::not_served(262, 801)
 }
 
 /// `cudaGraphExecDestroy`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudaGraphExecDestroy() -> i64 {
-    stub::not_served(244, 801)
+    stub::not_served(263, 801)
 }
 
 /// `cudaGraphGetNodes`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudaGraphGetNodes() -> i64 {
-    stub::not_served(245, 801)
+    stub::not_served(264, 801)
 }
 
 /// `cudaGraphInstantiateWithFlags`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudaGraphInstantiateWithFlags() -> i64 {
-    stub::not_served(246, 801)
+    stub::not_served(265, 801)
 }
 
 /// `cudaGraphLaunch`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudaGraphLaunch() -> i64 {
-    stub::not_served(247, 801)
+    stub::not_served(266, 801)
 }
 
 /// `cudaGraphNodeGetDependencies`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudaGraphNodeGetDependencies() -> i64 {
-    stub::not_served(248, 801)
+    stub::not_served(267, 801)
 }
 
 /// `cudaError_t cudaHostAlloc(void **pHost, size_t size, unsigned int flags)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudaHostAlloc(p_host: *mut *mut c_void, size: usize, _flags: u32) -> i32 {
-    stub::enter(249);
+    stub::enter(268);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     stub::told(unsafe { crate::cudart::cudaHostAlloc(p_host, size) })
+}
+
+/// `cudaHostGetDevicePointer`: not served.
+#[unsafe(no_mangle)]
+extern "C" fn basalt_cudaHostGetDevicePointer() -> i64 {
+    stub::not_served(269, 801)
 }
 
 /// `cudaError_t cudaHostRegister(void *ptr, size_t size, unsigned int flags)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudaHostRegister(ptr: *mut c_void, size: usize, _flags: u32) -> i32 {
-    stub::enter(250);
+    stub::enter(270);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     stub::told(unsafe { crate::cudart::cudaHostRegister(ptr, size) })
 }
@@ -478,7 +569,7 @@ unsafe extern "C" fn basalt_cudaHostRegister(ptr: *mut c_void, size: usize, _fla
 /// `cudaError_t cudaHostUnregister(void *ptr)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudaHostUnregister(ptr: *mut c_void) -> i32 {
-    stub::enter(251);
+    stub::enter(271);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     stub::told(unsafe { crate::cudart::cudaHostUnregister(ptr) })
 }
@@ -486,31 +577,31 @@ unsafe extern "C" fn basalt_cudaHostUnregister(ptr: *mut c_void) -> i32 {
 /// `cudaIpcCloseMemHandle`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudaIpcCloseMemHandle() -> i64 {
-    stub::not_served(252, 801)
+    stub::not_served(272, 801)
 }
 
 /// `cudaIpcGetEventHandle`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudaIpcGetEventHandle() -> i64 {
-    stub::not_served(253, 801)
+    stub::not_served(273, 801)
 }
 
 /// `cudaIpcGetMemHandle`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudaIpcGetMemHandle() -> i64 {
-    stub::not_served(254, 801)
+    stub::not_served(274, 801)
 }
 
 /// `cudaIpcOpenEventHandle`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudaIpcOpenEventHandle() -> i64 {
-    stub::not_served(255, 801)
+    stub::not_served(275, 801)
 }
 
 /// `cudaIpcOpenMemHandle`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudaIpcOpenMemHandle() -> i64 {
-    stub::not_served(256, 801)
+    stub::not_served(276, 801)
 }
 
 /// `cudaError_t cudaLaunchCooperativeKernel(const void *func, dim3 gridDim, dim3 blockDim, void **args, size_t sharedMem, cudaStream_t stream)`.
@@ -519,19 +610,21 @@ unsafe extern "C" fn basalt_cudaLaunchCooperativeKernel(
     func: *const c_void,
     grid_dim: crate::abi::Dim3,
     block_dim: crate::abi::Dim3,
-    _args: *mut *mut c_void,
+    args: *mut *mut c_void,
     shared_mem: usize,
     stream: P,
 ) -> i32 {
-    stub::enter(257);
+    stub::enter(277);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
-    stub::told(unsafe { crate::cudart::cudaLaunchCooperativeKernel(func, grid_dim, block_dim, shared_mem, stream) })
+    stub::told(unsafe {
+        crate::cudart::cudaLaunchCooperativeKernel(func, grid_dim, block_dim, args, shared_mem, stream)
+    })
 }
 
 /// `cudaLaunchHostFunc`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudaLaunchHostFunc() -> i64 {
-    stub::not_served(258, 801)
+    stub::not_served(278, 801)
 }
 
 /// `cudaError_t cudaLaunchKernel(const void *func, dim3 gridDim, dim3 blockDim, void **args, size_t sharedMem, cudaStream_t stream)`.
@@ -540,13 +633,13 @@ unsafe extern "C" fn basalt_cudaLaunchKernel(
     func: *const c_void,
     grid_dim: crate::abi::Dim3,
     block_dim: crate::abi::Dim3,
-    _args: *mut *mut c_void,
+    args: *mut *mut c_void,
     shared_mem: usize,
     stream: P,
 ) -> i32 {
-    stub::enter(259);
+    stub::enter(279);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
-    stub::told(unsafe { crate::cudart::cudaLaunchKernel(func, grid_dim, block_dim, shared_mem, stream) })
+    stub::told(unsafe { crate::cudart::cudaLaunchKernel(func, grid_dim, block_dim, args, shared_mem, stream) })
 }
 
 /// `cudaError_t cudaLaunchKernelExC(const void *config, const void *func, void **args)`.
@@ -554,33 +647,118 @@ unsafe extern "C" fn basalt_cudaLaunchKernel(
 unsafe extern "C" fn basalt_cudaLaunchKernelExC(
     config: *const c_void,
     func: *const c_void,
-    _args: *mut *mut c_void,
+    args: *mut *mut c_void,
 ) -> i32 {
-    stub::enter(260);
+    stub::enter(280);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
-    stub::told(unsafe { crate::cudart::cudaLaunchKernelExC(config, func) })
+    stub::told(unsafe { crate::cudart::cudaLaunchKernelExC(config, func, args) })
+}
+
+/// `cudaError_t cudaLibraryGetGlobal(void **dptr, size_t *bytes, cudaLibrary_t library, const char *name)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn basalt_cudaLibraryGetGlobal(
+    dptr: *mut *mut c_void,
+    bytes: *mut usize,
+    library: P,
+    name: *const u8,
+) -> i32 {
+    stub::enter(281);
+    // SAFETY: 1. the arguments are the program's, as the declaration has them.
+    stub::told(unsafe { crate::cudart::cudaLibraryGetGlobal(dptr, bytes, library, name) })
+}
+
+/// `cudaError_t cudaLibraryGetKernel(cudaKernel_t *pKernel, cudaLibrary_t library, const char *name)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn basalt_cudaLibraryGetKernel(p_kernel: *mut P, library: P, name: *const u8) -> i32 {
+    stub::enter(282);
+    // SAFETY: 1. the arguments are the program's, as the declaration has them.
+    stub::told(unsafe { crate::cudart::cudaLibraryGetKernel(p_kernel, library, name) })
+}
+
+/// `cudaError_t cudaLibraryLoadData(cudaLibrary_t *library, const void *code, void *jitOptions, void **jitOptionsValues, unsigned int numJitOptions, void *libraryOptions, void **libraryOptionValues, unsigned int numLibraryOptions)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn basalt_cudaLibraryLoadData(
+    library: *mut P,
+    code: *const c_void,
+    _jit_options: *mut c_void,
+    _jit_options_values: *mut *mut c_void,
+    _num_jit_options: u32,
+    _library_options: *mut c_void,
+    _library_option_values: *mut *mut c_void,
+    _num_library_options: u32,
+) -> i32 {
+    stub::enter(283);
+    // SAFETY: 1. the arguments are the program's, as the declaration has them.
+    stub::told(unsafe { crate::cudart::cudaLibraryLoadData(library, code) })
+}
+
+/// `cudaError_t cudaLibraryUnload(cudaLibrary_t library)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn basalt_cudaLibraryUnload(library: P) -> i32 {
+    stub::enter(284);
+    // SAFETY: 1. the arguments are the program's, as the declaration has them.
+    stub::told(unsafe { crate::cudart::cudaLibraryUnload(library) })
 }
 
 /// `cudaError_t cudaMalloc(void **devPtr, size_t size)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudaMalloc(dev_ptr: *mut *mut c_void, size: usize) -> i32 {
-    stub::enter(261);
+    stub::enter(285);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     stub::told(unsafe { crate::cudart::cudaMalloc(dev_ptr, size) })
+}
+
+/// `cudaMalloc3D`: not served.
+#[unsafe(no_mangle)]
+extern "C" fn basalt_cudaMalloc3D() -> i64 {
+    stub::not_served(286, 801)
 }
 
 /// `cudaError_t cudaMallocAsync(void **devPtr, size_t size, cudaStream_t stream)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudaMallocAsync(dev_ptr: *mut *mut c_void, size: usize, _stream: P) -> i32 {
-    stub::enter(262);
+    stub::enter(287);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     stub::told(unsafe { crate::cudart::cudaMallocAsync(dev_ptr, size) })
+}
+
+/// `cudaError_t cudaMallocHost(void **ptr, size_t size)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn basalt_cudaMallocHost(ptr: *mut *mut c_void, size: usize) -> i32 {
+    stub::enter(288);
+    // SAFETY: 1. the arguments are the program's, as the declaration has them.
+    stub::told(unsafe { crate::cudart::cudaMallocHost(ptr, size) })
+}
+
+/// `cudaMallocManaged`: not served.
+#[unsafe(no_mangle)]
+extern "C" fn basalt_cudaMallocManaged() -> i64 {
+    stub::not_served(289, 801)
+}
+
+/// `cudaError_t cudaMallocPitch(void **devPtr, size_t *pitch, size_t width, size_t height)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn basalt_cudaMallocPitch(
+    dev_ptr: *mut *mut c_void,
+    pitch: *mut usize,
+    width: usize,
+    height: usize,
+) -> i32 {
+    stub::enter(290);
+    // SAFETY: 1. the arguments are the program's, as the declaration has them.
+    stub::told(unsafe { crate::cudart::cudaMallocPitch(dev_ptr, pitch, width, height) })
+}
+
+/// `cudaMemAdvise`: not served.
+#[unsafe(no_mangle)]
+extern "C" fn basalt_cudaMemAdvise() -> i64 {
+    stub::not_served(291, 801)
 }
 
 /// `cudaError_t cudaMemGetInfo(size_t *free, size_t *total)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudaMemGetInfo(free: *mut usize, total: *mut usize) -> i32 {
-    stub::enter(263);
+    stub::enter(292);
     let call = calls::CudaMemGetInfo {};
     stub::told(stub::status::cudart(stub::ask(&call, false, |reply| {
         // SAFETY: 1. the program has a place for it, or NULL.
@@ -593,39 +771,84 @@ unsafe extern "C" fn basalt_cudaMemGetInfo(free: *mut usize, total: *mut usize) 
 /// `cudaMemPoolGetAttribute`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudaMemPoolGetAttribute() -> i64 {
-    stub::not_served(264, 801)
+    stub::not_served(293, 801)
 }
 
 /// `cudaMemPoolSetAccess`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudaMemPoolSetAccess() -> i64 {
-    stub::not_served(265, 801)
+    stub::not_served(294, 801)
 }
 
 /// `cudaMemPoolSetAttribute`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudaMemPoolSetAttribute() -> i64 {
-    stub::not_served(266, 801)
+    stub::not_served(295, 801)
 }
 
 /// `cudaMemPoolTrimTo`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudaMemPoolTrimTo() -> i64 {
-    stub::not_served(267, 801)
+    stub::not_served(296, 801)
+}
+
+/// `cudaMemPrefetchAsync`: not served.
+#[unsafe(no_mangle)]
+extern "C" fn basalt_cudaMemPrefetchAsync() -> i64 {
+    stub::not_served(297, 801)
 }
 
 /// `cudaError_t cudaMemcpy(void *dst, const void *src, size_t count, cudaMemcpyKind kind)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudaMemcpy(dst: *mut c_void, src: *const c_void, count: usize, kind: i32) -> i32 {
-    stub::enter(268);
+    stub::enter(298);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     stub::told(unsafe { crate::cudart::cudaMemcpy(dst, src, count, kind) })
 }
 
-/// `cudaMemcpy2DAsync`: not served.
+/// `cudaError_t cudaMemcpy2D(void *dst, size_t dpitch, const void *src, size_t spitch, size_t width, size_t height, cudaMemcpyKind kind)`.
 #[unsafe(no_mangle)]
-extern "C" fn basalt_cudaMemcpy2DAsync() -> i64 {
-    stub::not_served(269, 801)
+unsafe extern "C" fn basalt_cudaMemcpy2D(
+    dst: *mut c_void,
+    dpitch: usize,
+    src: *const c_void,
+    spitch: usize,
+    width: usize,
+    height: usize,
+    kind: i32,
+) -> i32 {
+    stub::enter(299);
+    // SAFETY: 1. the arguments are the program's, as the declaration has them.
+    stub::told(unsafe { crate::cudart::cudaMemcpy2D(dst, dpitch, src, spitch, width, height, kind) })
+}
+
+/// `cudaError_t cudaMemcpy2DAsync(void *dst, size_t dpitch, const void *src, size_t spitch, size_t width, size_t height, cudaMemcpyKind kind, cudaStream_t stream)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn basalt_cudaMemcpy2DAsync(
+    dst: *mut c_void,
+    dpitch: usize,
+    src: *const c_void,
+    spitch: usize,
+    width: usize,
+    height: usize,
+    kind: i32,
+    stream: P,
+) -> i32 {
+    stub::enter(300);
+    // SAFETY: 1. the arguments are the program's, as the declaration has them.
+    stub::told(unsafe { crate::cudart::cudaMemcpy2DAsync(dst, dpitch, src, spitch, width, height, kind, stream) })
+}
+
+/// `cudaMemcpy3D`: not served.
+#[unsafe(no_mangle)]
+extern "C" fn basalt_cudaMemcpy3D() -> i64 {
+    stub::not_served(301, 801)
+}
+
+/// `cudaMemcpy3DAsync`: not served.
+#[unsafe(no_mangle)]
+extern "C" fn basalt_cudaMemcpy3DAsync() -> i64 {
+    stub::not_served(302, 801)
 }
 
 /// `cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t count, cudaMemcpyKind kind, cudaStream_t stream)`.
@@ -637,9 +860,52 @@ unsafe extern "C" fn basalt_cudaMemcpyAsync(
     kind: i32,
     stream: P,
 ) -> i32 {
-    stub::enter(270);
+    stub::enter(303);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     stub::told(unsafe { crate::cudart::cudaMemcpyAsync(dst, src, count, kind, stream) })
+}
+
+/// `cudaError_t cudaMemcpyFromSymbol(void *dst, const void *symbol, size_t count, size_t offset, cudaMemcpyKind kind)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn basalt_cudaMemcpyFromSymbol(
+    dst: *mut c_void,
+    symbol: *const c_void,
+    count: usize,
+    offset: usize,
+    kind: i32,
+) -> i32 {
+    stub::enter(304);
+    // SAFETY: 1. the arguments are the program's, as the declaration has them.
+    stub::told(unsafe { crate::cudart::cudaMemcpyFromSymbol(dst, symbol, count, offset, kind) })
+}
+
+/// `cudaError_t cudaMemcpyFromSymbolAsync(void *dst, const void *symbol, size_t count, size_t offset, cudaMemcpyKind kind, cudaStream_t stream)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn basalt_cudaMemcpyFromSymbolAsync(
+    dst: *mut c_void,
+    symbol: *const c_void,
+    count: usize,
+    offset: usize,
+    kind: i32,
+    stream: P,
+) -> i32 {
+    stub::enter(305);
+    // SAFETY: 1. the arguments are the program's, as the declaration has them.
+    stub::told(unsafe { crate::cudart::cudaMemcpyFromSymbolAsync(dst, symbol, count, offset, kind, stream) })
+}
+
+/// `cudaError_t cudaMemcpyPeer(void *dst, int dstDevice, const void *src, int srcDevice, size_t count)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn basalt_cudaMemcpyPeer(
+    dst: *mut c_void,
+    dst_device: i32,
+    src: *const c_void,
+    src_device: i32,
+    count: usize,
+) -> i32 {
+    stub::enter(306);
+    // SAFETY: 1. the arguments are the program's, as the declaration has them.
+    stub::told(unsafe { crate::cudart::cudaMemcpyPeer(dst, dst_device, src, src_device, count) })
 }
 
 /// `cudaError_t cudaMemcpyPeerAsync(void *dst, int dstDevice, const void *src, int srcDevice, size_t count, cudaStream_t stream)`.
@@ -652,21 +918,44 @@ unsafe extern "C" fn basalt_cudaMemcpyPeerAsync(
     count: usize,
     stream: P,
 ) -> i32 {
-    stub::enter(271);
+    stub::enter(307);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     stub::told(unsafe { crate::cudart::cudaMemcpyPeerAsync(dst, dst_device, src, src_device, count, stream) })
 }
 
-/// `cudaMemcpyToSymbol`: not served.
+/// `cudaError_t cudaMemcpyToSymbol(const void *symbol, const void *src, size_t count, size_t offset, cudaMemcpyKind kind)`.
 #[unsafe(no_mangle)]
-extern "C" fn basalt_cudaMemcpyToSymbol() -> i64 {
-    stub::not_served(272, 801)
+unsafe extern "C" fn basalt_cudaMemcpyToSymbol(
+    symbol: *const c_void,
+    src: *const c_void,
+    count: usize,
+    offset: usize,
+    kind: i32,
+) -> i32 {
+    stub::enter(308);
+    // SAFETY: 1. the arguments are the program's, as the declaration has them.
+    stub::told(unsafe { crate::cudart::cudaMemcpyToSymbol(symbol, src, count, offset, kind) })
+}
+
+/// `cudaError_t cudaMemcpyToSymbolAsync(const void *symbol, const void *src, size_t count, size_t offset, cudaMemcpyKind kind, cudaStream_t stream)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn basalt_cudaMemcpyToSymbolAsync(
+    symbol: *const c_void,
+    src: *const c_void,
+    count: usize,
+    offset: usize,
+    kind: i32,
+    stream: P,
+) -> i32 {
+    stub::enter(309);
+    // SAFETY: 1. the arguments are the program's, as the declaration has them.
+    stub::told(unsafe { crate::cudart::cudaMemcpyToSymbolAsync(symbol, src, count, offset, kind, stream) })
 }
 
 /// `cudaError_t cudaMemset(void *devPtr, int value, size_t count)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudaMemset(dev_ptr: *mut c_void, value: i32, count: usize) -> i32 {
-    stub::enter(273);
+    stub::enter(310);
     let call = calls::CudaMemset {
         dev_ptr: SvmAddress(dev_ptr.addr() as u64),
         value,
@@ -675,10 +964,46 @@ unsafe extern "C" fn basalt_cudaMemset(dev_ptr: *mut c_void, value: i32, count: 
     stub::told(stub::status::cudart(stub::send(&call)))
 }
 
+/// `cudaError_t cudaMemset2D(void *devPtr, size_t pitch, int value, size_t width, size_t height)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn basalt_cudaMemset2D(
+    dev_ptr: *mut c_void,
+    pitch: usize,
+    value: i32,
+    width: usize,
+    height: usize,
+) -> i32 {
+    stub::enter(311);
+    // SAFETY: 1. the arguments are the program's, as the declaration has them.
+    stub::told(unsafe { crate::cudart::cudaMemset2D(dev_ptr, pitch, value, width, height) })
+}
+
+/// `cudaError_t cudaMemset2DAsync(void *devPtr, size_t pitch, int value, size_t width, size_t height, cudaStream_t stream)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn basalt_cudaMemset2DAsync(
+    dev_ptr: *mut c_void,
+    pitch: usize,
+    value: i32,
+    width: usize,
+    height: usize,
+    stream: P,
+) -> i32 {
+    stub::enter(312);
+    let call = calls::CudaMemset2DAsync {
+        dev_ptr: SvmAddress(dev_ptr.addr() as u64),
+        pitch: pitch as u64,
+        value,
+        width: width as u64,
+        height: height as u64,
+        stream: Handle::from_raw(crate::abi::raw(stream)),
+    };
+    stub::told(stub::status::cudart(stub::send(&call)))
+}
+
 /// `cudaError_t cudaMemsetAsync(void *devPtr, int value, size_t count, cudaStream_t stream)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudaMemsetAsync(dev_ptr: *mut c_void, value: i32, count: usize, stream: P) -> i32 {
-    stub::enter(274);
+    stub::enter(313);
     let call = calls::CudaMemsetAsync {
         dev_ptr: SvmAddress(dev_ptr.addr() as u64),
         value,
@@ -696,7 +1021,7 @@ unsafe extern "C" fn basalt_cudaOccupancyMaxActiveBlocksPerMultiprocessor(
     block_size: i32,
     dynamic_smem_size: usize,
 ) -> i32 {
-    stub::enter(275);
+    stub::enter(314);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     stub::told(unsafe {
         crate::cudart::cudaOccupancyMaxActiveBlocksPerMultiprocessor(num_blocks, func, block_size, dynamic_smem_size)
@@ -712,7 +1037,7 @@ unsafe extern "C" fn basalt_cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFla
     dynamic_smem_size: usize,
     flags: u32,
 ) -> i32 {
-    stub::enter(276);
+    stub::enter(315);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     stub::told(unsafe {
         crate::cudart::cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
@@ -728,7 +1053,7 @@ unsafe extern "C" fn basalt_cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFla
 /// `cudaError_t cudaPeekAtLastError()`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudaPeekAtLastError() -> i32 {
-    stub::enter(277);
+    stub::enter(316);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe { crate::cudart::cudaPeekAtLastError() }
 }
@@ -736,7 +1061,7 @@ unsafe extern "C" fn basalt_cudaPeekAtLastError() -> i32 {
 /// `cudaError_t cudaPointerGetAttributes(void *attributes, const void *ptr)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudaPointerGetAttributes(attributes: *mut c_void, ptr: *const c_void) -> i32 {
-    stub::enter(278);
+    stub::enter(317);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     stub::told(unsafe { crate::cudart::cudaPointerGetAttributes(attributes, ptr) })
 }
@@ -744,7 +1069,7 @@ unsafe extern "C" fn basalt_cudaPointerGetAttributes(attributes: *mut c_void, pt
 /// `cudaError_t cudaProfilerStart()`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudaProfilerStart() -> i32 {
-    stub::enter(279);
+    stub::enter(318);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe { crate::cudart::cudaProfilerStart() }
 }
@@ -752,7 +1077,7 @@ unsafe extern "C" fn basalt_cudaProfilerStart() -> i32 {
 /// `cudaError_t cudaProfilerStop()`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudaProfilerStop() -> i32 {
-    stub::enter(280);
+    stub::enter(319);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe { crate::cudart::cudaProfilerStop() }
 }
@@ -760,7 +1085,7 @@ unsafe extern "C" fn basalt_cudaProfilerStop() -> i32 {
 /// `cudaError_t cudaRuntimeGetVersion(int *runtimeVersion)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudaRuntimeGetVersion(runtime_version: *mut i32) -> i32 {
-    stub::enter(281);
+    stub::enter(320);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     stub::told(unsafe { crate::cudart::cudaRuntimeGetVersion(runtime_version) })
 }
@@ -768,27 +1093,35 @@ unsafe extern "C" fn basalt_cudaRuntimeGetVersion(runtime_version: *mut i32) -> 
 /// `cudaError_t cudaSetDevice(int device)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudaSetDevice(device: i32) -> i32 {
-    stub::enter(282);
+    stub::enter(321);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     stub::told(unsafe { crate::cudart::cudaSetDevice(device) })
+}
+
+/// `cudaError_t cudaSetDeviceFlags(unsigned int flags)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn basalt_cudaSetDeviceFlags(flags: u32) -> i32 {
+    stub::enter(322);
+    // SAFETY: 1. the arguments are the program's, as the declaration has them.
+    stub::told(unsafe { crate::cudart::cudaSetDeviceFlags(flags) })
 }
 
 /// `cudaStreamAddCallback`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudaStreamAddCallback() -> i64 {
-    stub::not_served(283, 801)
+    stub::not_served(323, 801)
 }
 
 /// `cudaStreamBeginCapture`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudaStreamBeginCapture() -> i64 {
-    stub::not_served(284, 801)
+    stub::not_served(324, 801)
 }
 
 /// `cudaError_t cudaStreamCreate(cudaStream_t *pStream)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudaStreamCreate(p_stream: *mut P) -> i32 {
-    stub::enter(285);
+    stub::enter(325);
     let made = stub::name();
     let call = calls::CudaStreamCreate {
         p_stream: Handle::from_raw(made),
@@ -801,10 +1134,27 @@ unsafe extern "C" fn basalt_cudaStreamCreate(p_stream: *mut P) -> i32 {
     status
 }
 
+/// `cudaError_t cudaStreamCreateWithFlags(cudaStream_t *pStream, unsigned int flags)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn basalt_cudaStreamCreateWithFlags(p_stream: *mut P, flags: u32) -> i32 {
+    stub::enter(326);
+    let made = stub::name();
+    let call = calls::CudaStreamCreateWithFlags {
+        p_stream: Handle::from_raw(made),
+        flags,
+    };
+    let status = stub::told(stub::status::cudart(stub::send(&call)));
+    if status == 0 {
+        // SAFETY: 1. the program has a place for it.
+        unsafe { stub::put(p_stream, crate::abi::address(made)) };
+    }
+    status
+}
+
 /// `cudaError_t cudaStreamCreateWithPriority(cudaStream_t *pStream, unsigned int flags, int priority)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudaStreamCreateWithPriority(p_stream: *mut P, flags: u32, priority: i32) -> i32 {
-    stub::enter(286);
+    stub::enter(327);
     let made = stub::name();
     let call = calls::CudaStreamCreateWithPriority {
         p_stream: Handle::from_raw(made),
@@ -822,7 +1172,7 @@ unsafe extern "C" fn basalt_cudaStreamCreateWithPriority(p_stream: *mut P, flags
 /// `cudaError_t cudaStreamDestroy(cudaStream_t stream)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudaStreamDestroy(stream: P) -> i32 {
-    stub::enter(287);
+    stub::enter(328);
     let call = calls::CudaStreamDestroy {
         stream: Handle::from_raw(crate::abi::raw(stream)),
     };
@@ -832,7 +1182,7 @@ unsafe extern "C" fn basalt_cudaStreamDestroy(stream: P) -> i32 {
 /// `cudaStreamEndCapture`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudaStreamEndCapture() -> i64 {
-    stub::not_served(288, 801)
+    stub::not_served(329, 801)
 }
 
 /// `cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus *captureStatus, unsigned long long *id, void *graph, void *dependencies, void *edges, size_t *numDependencies)`.
@@ -846,7 +1196,7 @@ unsafe extern "C" fn basalt_cudaStreamGetCaptureInfo(
     _edges: *mut c_void,
     num_dependencies: *mut usize,
 ) -> i32 {
-    stub::enter(289);
+    stub::enter(330);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     stub::told(unsafe { crate::cudart::cudaStreamGetCaptureInfo(capture_status, id, num_dependencies) })
 }
@@ -854,7 +1204,7 @@ unsafe extern "C" fn basalt_cudaStreamGetCaptureInfo(
 /// `cudaError_t cudaStreamGetPriority(cudaStream_t hStream, int *priority)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudaStreamGetPriority(h_stream: P, priority: *mut i32) -> i32 {
-    stub::enter(290);
+    stub::enter(331);
     let call = calls::CudaStreamGetPriority {
         h_stream: Handle::from_raw(crate::abi::raw(h_stream)),
     };
@@ -867,7 +1217,7 @@ unsafe extern "C" fn basalt_cudaStreamGetPriority(h_stream: P, priority: *mut i3
 /// `cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus *pCaptureStatus)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudaStreamIsCapturing(_stream: P, p_capture_status: *mut i32) -> i32 {
-    stub::enter(291);
+    stub::enter(332);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     stub::told(unsafe { crate::cudart::cudaStreamIsCapturing(p_capture_status) })
 }
@@ -875,7 +1225,7 @@ unsafe extern "C" fn basalt_cudaStreamIsCapturing(_stream: P, p_capture_status: 
 /// `cudaError_t cudaStreamQuery(cudaStream_t stream)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudaStreamQuery(stream: P) -> i32 {
-    stub::enter(292);
+    stub::enter(333);
     let call = calls::CudaStreamQuery {
         stream: Handle::from_raw(crate::abi::raw(stream)),
     };
@@ -885,7 +1235,7 @@ unsafe extern "C" fn basalt_cudaStreamQuery(stream: P) -> i32 {
 /// `cudaError_t cudaStreamSynchronize(cudaStream_t stream)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudaStreamSynchronize(stream: P) -> i32 {
-    stub::enter(293);
+    stub::enter(334);
     let call = calls::CudaStreamSynchronize {
         stream: Handle::from_raw(crate::abi::raw(stream)),
     };
@@ -895,7 +1245,7 @@ unsafe extern "C" fn basalt_cudaStreamSynchronize(stream: P) -> i32 {
 /// `cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int flags)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudaStreamWaitEvent(stream: P, event: P, flags: u32) -> i32 {
-    stub::enter(294);
+    stub::enter(335);
     let call = calls::CudaStreamWaitEvent {
         stream: Handle::from_raw(crate::abi::raw(stream)),
         event: Handle::from_raw(crate::abi::raw(event)),
@@ -907,7 +1257,7 @@ unsafe extern "C" fn basalt_cudaStreamWaitEvent(stream: P, event: P, flags: u32)
 /// `cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode *mode)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudaThreadExchangeStreamCaptureMode(mode: *mut i32) -> i32 {
-    stub::enter(295);
+    stub::enter(336);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     stub::told(unsafe { crate::cudart::cudaThreadExchangeStreamCaptureMode(mode) })
 }

@@ -21,40 +21,184 @@ use accel_proto::{Handle, List, SvmAddress, cuda as calls};
 use crate::abi::P;
 use crate::stub;
 
+/// `cudnnStatus_t cudnnActivationBackward(cudnnHandle_t handle, cudnnActivationDescriptor_t activationDesc, const void *alpha, cudnnTensorDescriptor_t yDesc, const void *y, cudnnTensorDescriptor_t dyDesc, const void *dy, cudnnTensorDescriptor_t xDesc, const void *x, const void *beta, cudnnTensorDescriptor_t dxDesc, void *dx)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn basalt_cudnnActivationBackward(
+    handle: P,
+    activation_desc: P,
+    alpha: *const c_void,
+    y_desc: P,
+    y: *const c_void,
+    dy_desc: P,
+    dy: *const c_void,
+    x_desc: P,
+    x: *const c_void,
+    beta: *const c_void,
+    dx_desc: P,
+    dx: *mut c_void,
+) -> i32 {
+    stub::enter(337);
+    // SAFETY: 1. the program's lists are as long as the declaration has them; 2. its descriptors are those that it was given.
+    let call = unsafe {
+        calls::CudnnActivationBackward {
+            handle: Handle::from_raw(crate::abi::raw(handle)),
+            activation_desc: List::new(crate::descriptor::content(&activation_desc)),
+            alpha: List::new(stub::memory(&alpha, stub::Scalar::bytes(&x_desc))),
+            y_desc: List::new(crate::descriptor::content(&y_desc)),
+            y: SvmAddress(y.addr() as u64),
+            dy_desc: List::new(crate::descriptor::content(&dy_desc)),
+            dy: SvmAddress(dy.addr() as u64),
+            x_desc: List::new(crate::descriptor::content(&x_desc)),
+            x: SvmAddress(x.addr() as u64),
+            beta: List::new(stub::memory(&beta, stub::Scalar::bytes(&x_desc))),
+            dx_desc: List::new(crate::descriptor::content(&dx_desc)),
+            dx: SvmAddress(dx.addr() as u64),
+        }
+    };
+    stub::status::cudnn(stub::send(&call))
+}
+
+/// `cudnnStatus_t cudnnActivationForward(cudnnHandle_t handle, cudnnActivationDescriptor_t activationDesc, const void *alpha, cudnnTensorDescriptor_t xDesc, const void *x, const void *beta, cudnnTensorDescriptor_t yDesc, void *y)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn basalt_cudnnActivationForward(
+    handle: P,
+    activation_desc: P,
+    alpha: *const c_void,
+    x_desc: P,
+    x: *const c_void,
+    beta: *const c_void,
+    y_desc: P,
+    y: *mut c_void,
+) -> i32 {
+    stub::enter(338);
+    // SAFETY: 1. the program's lists are as long as the declaration has them; 2. its descriptors are those that it was given.
+    let call = unsafe {
+        calls::CudnnActivationForward {
+            handle: Handle::from_raw(crate::abi::raw(handle)),
+            activation_desc: List::new(crate::descriptor::content(&activation_desc)),
+            alpha: List::new(stub::memory(&alpha, stub::Scalar::bytes(&x_desc))),
+            x_desc: List::new(crate::descriptor::content(&x_desc)),
+            x: SvmAddress(x.addr() as u64),
+            beta: List::new(stub::memory(&beta, stub::Scalar::bytes(&x_desc))),
+            y_desc: List::new(crate::descriptor::content(&y_desc)),
+            y: SvmAddress(y.addr() as u64),
+        }
+    };
+    stub::status::cudnn(stub::send(&call))
+}
+
+/// `cudnnStatus_t cudnnAddTensor(cudnnHandle_t handle, const void *alpha, cudnnTensorDescriptor_t aDesc, const void *A, const void *beta, cudnnTensorDescriptor_t cDesc, void *C)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn basalt_cudnnAddTensor(
+    handle: P,
+    alpha: *const c_void,
+    a_desc: P,
+    a: *const c_void,
+    beta: *const c_void,
+    c_desc: P,
+    c: *mut c_void,
+) -> i32 {
+    stub::enter(339);
+    // SAFETY: 1. the program's lists are as long as the declaration has them; 2. its descriptors are those that it was given.
+    let call = unsafe {
+        calls::CudnnAddTensor {
+            handle: Handle::from_raw(crate::abi::raw(handle)),
+            alpha: List::new(stub::memory(&alpha, stub::Scalar::bytes(&c_desc))),
+            a_desc: List::new(crate::descriptor::content(&a_desc)),
+            a: SvmAddress(a.addr() as u64),
+            beta: List::new(stub::memory(&beta, stub::Scalar::bytes(&c_desc))),
+            c_desc: List::new(crate::descriptor::content(&c_desc)),
+            c: SvmAddress(c.addr() as u64),
+        }
+    };
+    stub::status::cudnn(stub::send(&call))
+}
+
 /// `cudnnBackendCreateDescriptor`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnBackendCreateDescriptor() -> i64 {
-    stub::not_served(296, 3000)
+    stub::not_served(340, 3000)
 }
 
 /// `cudnnBackendDestroyDescriptor`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnBackendDestroyDescriptor() -> i64 {
-    stub::not_served(297, 3000)
+    stub::not_served(341, 3000)
 }
 
 /// `cudnnBackendExecute`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnBackendExecute() -> i64 {
-    stub::not_served(298, 3000)
+    stub::not_served(342, 3000)
 }
 
 /// `cudnnBackendFinalize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnBackendFinalize() -> i64 {
-    stub::not_served(299, 3000)
+    stub::not_served(343, 3000)
 }
 
 /// `cudnnBackendGetAttribute`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnBackendGetAttribute() -> i64 {
-    stub::not_served(300, 3000)
+    stub::not_served(344, 3000)
 }
 
 /// `cudnnBackendSetAttribute`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnBackendSetAttribute() -> i64 {
-    stub::not_served(301, 3000)
+    stub::not_served(345, 3000)
+}
+
+/// `cudnnStatus_t cudnnBatchNormalizationBackward(cudnnHandle_t handle, cudnnBatchNormMode_t mode, const void *alphaDataDiff, const void *betaDataDiff, const void *alphaParamDiff, const void *betaParamDiff, cudnnTensorDescriptor_t xDesc, const void *x, cudnnTensorDescriptor_t dyDesc, const void *dy, cudnnTensorDescriptor_t dxDesc, void *dx, cudnnTensorDescriptor_t dBnScaleBiasDesc, const void *bnScale, void *dBnScaleResult, void *dBnBiasResult, double epsilon, const void *savedMean, const void *savedInvVariance)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn basalt_cudnnBatchNormalizationBackward(
+    handle: P,
+    mode: i32,
+    alpha_data_diff: *const c_void,
+    beta_data_diff: *const c_void,
+    alpha_param_diff: *const c_void,
+    beta_param_diff: *const c_void,
+    x_desc: P,
+    x: *const c_void,
+    dy_desc: P,
+    dy: *const c_void,
+    dx_desc: P,
+    dx: *mut c_void,
+    d_bn_scale_bias_desc: P,
+    bn_scale: *const c_void,
+    d_bn_scale_result: *mut c_void,
+    d_bn_bias_result: *mut c_void,
+    epsilon: f64,
+    saved_mean: *const c_void,
+    saved_inv_variance: *const c_void,
+) -> i32 {
+    stub::enter(346);
+    // SAFETY: 1. the program's lists are as long as the declaration has them; 2. its descriptors are those that it was given.
+    let call = unsafe {
+        calls::CudnnBatchNormalizationBackward {
+            handle: Handle::from_raw(crate::abi::raw(handle)),
+            mode,
+            alpha_data_diff: List::new(stub::memory(&alpha_data_diff, stub::Scalar::bytes(&x_desc))),
+            beta_data_diff: List::new(stub::memory(&beta_data_diff, stub::Scalar::bytes(&x_desc))),
+            alpha_param_diff: List::new(stub::memory(&alpha_param_diff, stub::Scalar::bytes(&x_desc))),
+            beta_param_diff: List::new(stub::memory(&beta_param_diff, stub::Scalar::bytes(&x_desc))),
+            x_desc: List::new(crate::descriptor::content(&x_desc)),
+            x: SvmAddress(x.addr() as u64),
+            dy_desc: List::new(crate::descriptor::content(&dy_desc)),
+            dy: SvmAddress(dy.addr() as u64),
+            dx_desc: List::new(crate::descriptor::content(&dx_desc)),
+            dx: SvmAddress(dx.addr() as u64),
+            d_bn_scale_bias_desc: List::new(crate::descriptor::content(&d_bn_scale_bias_desc)),
+            bn_scale: SvmAddress(bn_scale.addr() as u64),
+            d_bn_scale_result: SvmAddress(d_bn_scale_result.addr() as u64),
+            d_bn_bias_result: SvmAddress(d_bn_bias_result.addr() as u64),
+            epsilon: epsilon.to_bits(),
+            saved_mean: SvmAddress(saved_mean.addr() as u64),
+            saved_inv_variance: SvmAddress(saved_inv_variance.addr() as u64),
+        }
+    };
+    stub::status::cudnn(stub::send(&call))
 }
 
 /// `cudnnStatus_t cudnnBatchNormalizationBackwardEx(cudnnHandle_t handle, cudnnBatchNormMode_t mode, cudnnBatchNormOps_t bnOps, const void *alphaDataDiff, const void *betaDataDiff, const void *alphaParamDiff, const void *betaParamDiff, cudnnTensorDescriptor_t xDesc, const void *xData, cudnnTensorDescriptor_t yDesc, const void *yData, cudnnTensorDescriptor_t dyDesc, const void *dyData, cudnnTensorDescriptor_t dzDesc, void *dzData, cudnnTensorDescriptor_t dxDesc, void *dxData, cudnnTensorDescriptor_t dBnScaleBiasDesc, const void *bnScaleData, const void *bnBiasData, void *dBnScaleData, void *dBnBiasData, double epsilon, const void *savedMean, const void *savedInvVariance, cudnnActivationDescriptor_t activationDesc, void *workSpace, size_t workSpaceSizeInBytes, void *reserveSpace, size_t reserveSpaceSizeInBytes)`.
@@ -91,7 +235,7 @@ unsafe extern "C" fn basalt_cudnnBatchNormalizationBackwardEx(
     reserve_space: *mut c_void,
     reserve_space_size_in_bytes: usize,
 ) -> i32 {
-    stub::enter(302);
+    stub::enter(347);
     // SAFETY: 1. the program's lists are as long as the declaration has them; 2. its descriptors are those that it was given.
     let call = unsafe {
         calls::CudnnBatchNormalizationBackwardEx {
@@ -148,7 +292,7 @@ unsafe extern "C" fn basalt_cudnnBatchNormalizationForwardInference(
     estimated_variance: *const c_void,
     epsilon: f64,
 ) -> i32 {
-    stub::enter(303);
+    stub::enter(348);
     // SAFETY: 1. the program's lists are as long as the declaration has them; 2. its descriptors are those that it was given.
     let call = unsafe {
         calls::CudnnBatchNormalizationForwardInference {
@@ -166,6 +310,53 @@ unsafe extern "C" fn basalt_cudnnBatchNormalizationForwardInference(
             estimated_mean: SvmAddress(estimated_mean.addr() as u64),
             estimated_variance: SvmAddress(estimated_variance.addr() as u64),
             epsilon: epsilon.to_bits(),
+        }
+    };
+    stub::status::cudnn(stub::send(&call))
+}
+
+/// `cudnnStatus_t cudnnBatchNormalizationForwardTraining(cudnnHandle_t handle, cudnnBatchNormMode_t mode, const void *alpha, const void *beta, cudnnTensorDescriptor_t xDesc, const void *x, cudnnTensorDescriptor_t yDesc, void *y, cudnnTensorDescriptor_t bnScaleBiasMeanVarDesc, const void *bnScale, const void *bnBias, double exponentialAverageFactor, void *resultRunningMean, void *resultRunningVariance, double epsilon, void *resultSaveMean, void *resultSaveInvVariance)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn basalt_cudnnBatchNormalizationForwardTraining(
+    handle: P,
+    mode: i32,
+    alpha: *const c_void,
+    beta: *const c_void,
+    x_desc: P,
+    x: *const c_void,
+    y_desc: P,
+    y: *mut c_void,
+    bn_scale_bias_mean_var_desc: P,
+    bn_scale: *const c_void,
+    bn_bias: *const c_void,
+    exponential_average_factor: f64,
+    result_running_mean: *mut c_void,
+    result_running_variance: *mut c_void,
+    epsilon: f64,
+    result_save_mean: *mut c_void,
+    result_save_inv_variance: *mut c_void,
+) -> i32 {
+    stub::enter(349);
+    // SAFETY: 1. the program's lists are as long as the declaration has them; 2. its descriptors are those that it was given.
+    let call = unsafe {
+        calls::CudnnBatchNormalizationForwardTraining {
+            handle: Handle::from_raw(crate::abi::raw(handle)),
+            mode,
+            alpha: List::new(stub::memory(&alpha, stub::Scalar::bytes(&x_desc))),
+            beta: List::new(stub::memory(&beta, stub::Scalar::bytes(&x_desc))),
+            x_desc: List::new(crate::descriptor::content(&x_desc)),
+            x: SvmAddress(x.addr() as u64),
+            y_desc: List::new(crate::descriptor::content(&y_desc)),
+            y: SvmAddress(y.addr() as u64),
+            bn_scale_bias_mean_var_desc: List::new(crate::descriptor::content(&bn_scale_bias_mean_var_desc)),
+            bn_scale: SvmAddress(bn_scale.addr() as u64),
+            bn_bias: SvmAddress(bn_bias.addr() as u64),
+            exponential_average_factor: exponential_average_factor.to_bits(),
+            result_running_mean: SvmAddress(result_running_mean.addr() as u64),
+            result_running_variance: SvmAddress(result_running_variance.addr() as u64),
+            epsilon: epsilon.to_bits(),
+            result_save_mean: SvmAddress(result_save_mean.addr() as u64),
+            result_save_inv_variance: SvmAddress(result_save_inv_variance.addr() as u64),
         }
     };
     stub::status::cudnn(stub::send(&call))
@@ -200,7 +391,7 @@ unsafe extern "C" fn basalt_cudnnBatchNormalizationForwardTrainingEx(
     reserve_space: *mut c_void,
     reserve_space_size_in_bytes: usize,
 ) -> i32 {
-    stub::enter(304);
+    stub::enter(350);
     // SAFETY: 1. the program's lists are as long as the declaration has them; 2. its descriptors are those that it was given.
     let call = unsafe {
         calls::CudnnBatchNormalizationForwardTrainingEx {
@@ -237,13 +428,40 @@ unsafe extern "C" fn basalt_cudnnBatchNormalizationForwardTrainingEx(
 /// `cudnnCTCLoss`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnCTCLoss() -> i64 {
-    stub::not_served(305, 3000)
+    stub::not_served(351, 3000)
 }
 
 /// `cudnnCTCLoss_v8`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnCTCLoss_v8() -> i64 {
-    stub::not_served(306, 3000)
+    stub::not_served(352, 3000)
+}
+
+/// `cudnnStatus_t cudnnConvolutionBackwardBias(cudnnHandle_t handle, const void *alpha, cudnnTensorDescriptor_t dyDesc, const void *dy, const void *beta, cudnnTensorDescriptor_t dbDesc, void *db)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn basalt_cudnnConvolutionBackwardBias(
+    handle: P,
+    alpha: *const c_void,
+    dy_desc: P,
+    dy: *const c_void,
+    beta: *const c_void,
+    db_desc: P,
+    db: *mut c_void,
+) -> i32 {
+    stub::enter(353);
+    // SAFETY: 1. the program's lists are as long as the declaration has them; 2. its descriptors are those that it was given.
+    let call = unsafe {
+        calls::CudnnConvolutionBackwardBias {
+            handle: Handle::from_raw(crate::abi::raw(handle)),
+            alpha: List::new(stub::memory(&alpha, stub::Scalar::bytes(&dy_desc))),
+            dy_desc: List::new(crate::descriptor::content(&dy_desc)),
+            dy: SvmAddress(dy.addr() as u64),
+            beta: List::new(stub::memory(&beta, stub::Scalar::bytes(&dy_desc))),
+            db_desc: List::new(crate::descriptor::content(&db_desc)),
+            db: SvmAddress(db.addr() as u64),
+        }
+    };
+    stub::status::cudnn(stub::send(&call))
 }
 
 /// `cudnnStatus_t cudnnConvolutionBackwardData(cudnnHandle_t handle, const void *alpha, cudnnFilterDescriptor_t wDesc, const void *w, cudnnTensorDescriptor_t dyDesc, const void *dy, cudnnConvolutionDescriptor_t convDesc, cudnnConvolutionBwdDataAlgo_t algo, void *workSpace, size_t workSpaceSizeInBytes, const void *beta, cudnnTensorDescriptor_t dxDesc, void *dx)`.
@@ -263,7 +481,7 @@ unsafe extern "C" fn basalt_cudnnConvolutionBackwardData(
     dx_desc: P,
     dx: *mut c_void,
 ) -> i32 {
-    stub::enter(307);
+    stub::enter(354);
     // SAFETY: 1. the program's lists are as long as the declaration has them; 2. its descriptors are those that it was given.
     let call = unsafe {
         calls::CudnnConvolutionBackwardData {
@@ -302,7 +520,7 @@ unsafe extern "C" fn basalt_cudnnConvolutionBackwardFilter(
     dw_desc: P,
     dw: *mut c_void,
 ) -> i32 {
-    stub::enter(308);
+    stub::enter(355);
     // SAFETY: 1. the program's lists are as long as the declaration has them; 2. its descriptors are those that it was given.
     let call = unsafe {
         calls::CudnnConvolutionBackwardFilter {
@@ -327,7 +545,7 @@ unsafe extern "C" fn basalt_cudnnConvolutionBackwardFilter(
 /// `cudnnConvolutionBiasActivationForward`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnConvolutionBiasActivationForward() -> i64 {
-    stub::not_served(309, 3000)
+    stub::not_served(356, 3000)
 }
 
 /// `cudnnStatus_t cudnnConvolutionForward(cudnnHandle_t handle, const void *alpha, cudnnTensorDescriptor_t xDesc, const void *x, cudnnFilterDescriptor_t wDesc, const void *w, cudnnConvolutionDescriptor_t convDesc, cudnnConvolutionFwdAlgo_t algo, void *workSpace, size_t workSpaceSizeInBytes, const void *beta, cudnnTensorDescriptor_t yDesc, void *y)`.
@@ -347,7 +565,7 @@ unsafe extern "C" fn basalt_cudnnConvolutionForward(
     y_desc: P,
     y: *mut c_void,
 ) -> i32 {
-    stub::enter(310);
+    stub::enter(357);
     // SAFETY: 1. the program's lists are as long as the declaration has them; 2. its descriptors are those that it was given.
     let call = unsafe {
         calls::CudnnConvolutionForward {
@@ -372,7 +590,7 @@ unsafe extern "C" fn basalt_cudnnConvolutionForward(
 /// `cudnnStatus_t cudnnCreate(cudnnHandle_t *handle)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudnnCreate(handle: *mut P) -> i32 {
-    stub::enter(311);
+    stub::enter(358);
     let made = stub::name();
     let call = calls::CudnnCreate {
         handle: Handle::from_raw(made),
@@ -388,7 +606,7 @@ unsafe extern "C" fn basalt_cudnnCreate(handle: *mut P) -> i32 {
 /// `cudnnStatus_t cudnnCreateActivationDescriptor(cudnnActivationDescriptor_t *activationDesc)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudnnCreateActivationDescriptor(activation_desc: *mut P) -> i32 {
-    stub::enter(312);
+    stub::enter(359);
     let words = crate::descriptor::Words::default();
     // SAFETY: 1. the program has a place for it.
     unsafe { stub::put(activation_desc, crate::descriptor::create(0x1045, words)) };
@@ -398,13 +616,13 @@ unsafe extern "C" fn basalt_cudnnCreateActivationDescriptor(activation_desc: *mu
 /// `cudnnCreateCTCLossDescriptor`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnCreateCTCLossDescriptor() -> i64 {
-    stub::not_served(313, 3000)
+    stub::not_served(360, 3000)
 }
 
 /// `cudnnStatus_t cudnnCreateConvolutionDescriptor(cudnnConvolutionDescriptor_t *convDesc)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudnnCreateConvolutionDescriptor(conv_desc: *mut P) -> i32 {
-    stub::enter(314);
+    stub::enter(361);
     let words = crate::descriptor::Words::default();
     // SAFETY: 1. the program has a place for it.
     unsafe { stub::put(conv_desc, crate::descriptor::create(0x1046, words)) };
@@ -414,13 +632,13 @@ unsafe extern "C" fn basalt_cudnnCreateConvolutionDescriptor(conv_desc: *mut P) 
 /// `cudnnCreateDropoutDescriptor`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnCreateDropoutDescriptor() -> i64 {
-    stub::not_served(315, 3000)
+    stub::not_served(362, 3000)
 }
 
 /// `cudnnStatus_t cudnnCreateFilterDescriptor(cudnnFilterDescriptor_t *filterDesc)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudnnCreateFilterDescriptor(filter_desc: *mut P) -> i32 {
-    stub::enter(316);
+    stub::enter(363);
     let words = crate::descriptor::Words::default();
     // SAFETY: 1. the program has a place for it.
     unsafe { stub::put(filter_desc, crate::descriptor::create(0x1047, words)) };
@@ -430,7 +648,7 @@ unsafe extern "C" fn basalt_cudnnCreateFilterDescriptor(filter_desc: *mut P) -> 
 /// `cudnnStatus_t cudnnCreatePoolingDescriptor(cudnnPoolingDescriptor_t *poolingDesc)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudnnCreatePoolingDescriptor(pooling_desc: *mut P) -> i32 {
-    stub::enter(317);
+    stub::enter(364);
     let words = crate::descriptor::Words::default();
     // SAFETY: 1. the program has a place for it.
     unsafe { stub::put(pooling_desc, crate::descriptor::create(0x1048, words)) };
@@ -440,35 +658,43 @@ unsafe extern "C" fn basalt_cudnnCreatePoolingDescriptor(pooling_desc: *mut P) -
 /// `cudnnCreateRNNDataDescriptor`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnCreateRNNDataDescriptor() -> i64 {
-    stub::not_served(318, 3000)
+    stub::not_served(365, 3000)
 }
 
 /// `cudnnCreateRNNDescriptor`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnCreateRNNDescriptor() -> i64 {
-    stub::not_served(319, 3000)
+    stub::not_served(366, 3000)
 }
 
 /// `cudnnCreateSpatialTransformerDescriptor`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnCreateSpatialTransformerDescriptor() -> i64 {
-    stub::not_served(320, 3000)
+    stub::not_served(367, 3000)
 }
 
 /// `cudnnStatus_t cudnnCreateTensorDescriptor(cudnnTensorDescriptor_t *tensorDesc)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudnnCreateTensorDescriptor(tensor_desc: *mut P) -> i32 {
-    stub::enter(321);
+    stub::enter(368);
     let words = crate::descriptor::Words::default();
     // SAFETY: 1. the program has a place for it.
     unsafe { stub::put(tensor_desc, crate::descriptor::create(0x1049, words)) };
     0
 }
 
+/// `cudnnStatus_t cudnnDeriveBNTensorDescriptor(cudnnTensorDescriptor_t derivedBnDesc, cudnnTensorDescriptor_t xDesc, cudnnBatchNormMode_t mode)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn basalt_cudnnDeriveBNTensorDescriptor(derived_bn_desc: P, x_desc: P, mode: i32) -> i32 {
+    stub::enter(369);
+    // SAFETY: 1. the arguments are the program's, as the declaration has them.
+    unsafe { crate::cudnn::cudnnDeriveBNTensorDescriptor(derived_bn_desc, x_desc, mode) }
+}
+
 /// `cudnnStatus_t cudnnDestroy(cudnnHandle_t handle)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudnnDestroy(handle: P) -> i32 {
-    stub::enter(322);
+    stub::enter(370);
     let call = calls::CudnnDestroy {
         handle: Handle::from_raw(crate::abi::raw(handle)),
     };
@@ -478,7 +704,7 @@ unsafe extern "C" fn basalt_cudnnDestroy(handle: P) -> i32 {
 /// `cudnnStatus_t cudnnDestroyActivationDescriptor(cudnnActivationDescriptor_t activationDesc)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudnnDestroyActivationDescriptor(activation_desc: P) -> i32 {
-    stub::enter(323);
+    stub::enter(371);
     // SAFETY: 1. the program gives back what was made for it, once.
     unsafe { crate::descriptor::destroy(activation_desc) };
     0
@@ -487,13 +713,13 @@ unsafe extern "C" fn basalt_cudnnDestroyActivationDescriptor(activation_desc: P)
 /// `cudnnDestroyCTCLossDescriptor`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnDestroyCTCLossDescriptor() -> i64 {
-    stub::not_served(324, 3000)
+    stub::not_served(372, 3000)
 }
 
 /// `cudnnStatus_t cudnnDestroyConvolutionDescriptor(cudnnConvolutionDescriptor_t convDesc)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudnnDestroyConvolutionDescriptor(conv_desc: P) -> i32 {
-    stub::enter(325);
+    stub::enter(373);
     // SAFETY: 1. the program gives back what was made for it, once.
     unsafe { crate::descriptor::destroy(conv_desc) };
     0
@@ -502,13 +728,13 @@ unsafe extern "C" fn basalt_cudnnDestroyConvolutionDescriptor(conv_desc: P) -> i
 /// `cudnnDestroyDropoutDescriptor`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnDestroyDropoutDescriptor() -> i64 {
-    stub::not_served(326, 3000)
+    stub::not_served(374, 3000)
 }
 
 /// `cudnnStatus_t cudnnDestroyFilterDescriptor(cudnnFilterDescriptor_t filterDesc)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudnnDestroyFilterDescriptor(filter_desc: P) -> i32 {
-    stub::enter(327);
+    stub::enter(375);
     // SAFETY: 1. the program gives back what was made for it, once.
     unsafe { crate::descriptor::destroy(filter_desc) };
     0
@@ -517,7 +743,7 @@ unsafe extern "C" fn basalt_cudnnDestroyFilterDescriptor(filter_desc: P) -> i32 
 /// `cudnnStatus_t cudnnDestroyPoolingDescriptor(cudnnPoolingDescriptor_t poolingDesc)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudnnDestroyPoolingDescriptor(pooling_desc: P) -> i32 {
-    stub::enter(328);
+    stub::enter(376);
     // SAFETY: 1. the program gives back what was made for it, once.
     unsafe { crate::descriptor::destroy(pooling_desc) };
     0
@@ -526,25 +752,25 @@ unsafe extern "C" fn basalt_cudnnDestroyPoolingDescriptor(pooling_desc: P) -> i3
 /// `cudnnDestroyRNNDataDescriptor`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnDestroyRNNDataDescriptor() -> i64 {
-    stub::not_served(329, 3000)
+    stub::not_served(377, 3000)
 }
 
 /// `cudnnDestroyRNNDescriptor`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnDestroyRNNDescriptor() -> i64 {
-    stub::not_served(330, 3000)
+    stub::not_served(378, 3000)
 }
 
 /// `cudnnDestroySpatialTransformerDescriptor`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnDestroySpatialTransformerDescriptor() -> i64 {
-    stub::not_served(331, 3000)
+    stub::not_served(379, 3000)
 }
 
 /// `cudnnStatus_t cudnnDestroyTensorDescriptor(cudnnTensorDescriptor_t tensorDesc)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudnnDestroyTensorDescriptor(tensor_desc: P) -> i32 {
-    stub::enter(332);
+    stub::enter(380);
     // SAFETY: 1. the program gives back what was made for it, once.
     unsafe { crate::descriptor::destroy(tensor_desc) };
     0
@@ -553,25 +779,25 @@ unsafe extern "C" fn basalt_cudnnDestroyTensorDescriptor(tensor_desc: P) -> i32 
 /// `cudnnDropoutGetStatesSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnDropoutGetStatesSize() -> i64 {
-    stub::not_served(333, 3000)
+    stub::not_served(381, 3000)
 }
 
 /// `cudnnFindConvolutionBackwardDataAlgorithmEx`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnFindConvolutionBackwardDataAlgorithmEx() -> i64 {
-    stub::not_served(334, 3000)
+    stub::not_served(382, 3000)
 }
 
 /// `cudnnFindConvolutionBackwardFilterAlgorithmEx`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnFindConvolutionBackwardFilterAlgorithmEx() -> i64 {
-    stub::not_served(335, 3000)
+    stub::not_served(383, 3000)
 }
 
 /// `cudnnFindConvolutionForwardAlgorithmEx`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnFindConvolutionForwardAlgorithmEx() -> i64 {
-    stub::not_served(336, 3000)
+    stub::not_served(384, 3000)
 }
 
 /// `cudnnStatus_t cudnnGetBatchNormalizationBackwardExWorkspaceSize(cudnnHandle_t handle, cudnnBatchNormMode_t mode, cudnnBatchNormOps_t bnOps, cudnnTensorDescriptor_t xDesc, cudnnTensorDescriptor_t yDesc, cudnnTensorDescriptor_t dyDesc, cudnnTensorDescriptor_t dzDesc, cudnnTensorDescriptor_t dxDesc, cudnnTensorDescriptor_t dBnScaleBiasDesc, cudnnActivationDescriptor_t activationDesc, size_t *sizeInBytes)`.
@@ -589,7 +815,7 @@ unsafe extern "C" fn basalt_cudnnGetBatchNormalizationBackwardExWorkspaceSize(
     activation_desc: P,
     size_in_bytes: *mut usize,
 ) -> i32 {
-    stub::enter(337);
+    stub::enter(385);
     // SAFETY: 1. the program's lists are as long as the declaration has them; 2. its descriptors are those that it was given.
     let call = unsafe {
         calls::CudnnGetBatchNormalizationBackwardExWorkspaceSize {
@@ -629,7 +855,7 @@ unsafe extern "C" fn basalt_cudnnGetBatchNormalizationForwardTrainingExWorkspace
     activation_desc: P,
     size_in_bytes: *mut usize,
 ) -> i32 {
-    stub::enter(338);
+    stub::enter(386);
     // SAFETY: 1. the program's lists are as long as the declaration has them; 2. its descriptors are those that it was given.
     let call = unsafe {
         calls::CudnnGetBatchNormalizationForwardTrainingExWorkspaceSize {
@@ -664,7 +890,7 @@ unsafe extern "C" fn basalt_cudnnGetBatchNormalizationTrainingExReserveSpaceSize
     x_desc: P,
     size_in_bytes: *mut usize,
 ) -> i32 {
-    stub::enter(339);
+    stub::enter(387);
     // SAFETY: 1. the program's lists are as long as the declaration has them; 2. its descriptors are those that it was given.
     let call = unsafe {
         calls::CudnnGetBatchNormalizationTrainingExReserveSpaceSize {
@@ -689,13 +915,31 @@ unsafe extern "C" fn basalt_cudnnGetBatchNormalizationTrainingExReserveSpaceSize
 /// `cudnnGetCTCLossWorkspaceSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnGetCTCLossWorkspaceSize() -> i64 {
-    stub::not_served(340, 3000)
+    stub::not_served(388, 3000)
 }
 
 /// `cudnnGetCTCLossWorkspaceSize_v8`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnGetCTCLossWorkspaceSize_v8() -> i64 {
-    stub::not_served(341, 3000)
+    stub::not_served(389, 3000)
+}
+
+/// `cudnnStatus_t cudnnGetConvolution2dForwardOutputDim(cudnnConvolutionDescriptor_t convDesc, cudnnTensorDescriptor_t inputTensorDesc, cudnnFilterDescriptor_t filterDesc, int *n, int *c, int *h, int *w)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn basalt_cudnnGetConvolution2dForwardOutputDim(
+    conv_desc: P,
+    input_tensor_desc: P,
+    filter_desc: P,
+    n: *mut i32,
+    c: *mut i32,
+    h: *mut i32,
+    w: *mut i32,
+) -> i32 {
+    stub::enter(390);
+    // SAFETY: 1. the arguments are the program's, as the declaration has them.
+    unsafe {
+        crate::cudnn::cudnnGetConvolution2dForwardOutputDim(conv_desc, input_tensor_desc, filter_desc, n, c, h, w)
+    }
 }
 
 /// `cudnnStatus_t cudnnGetConvolutionBackwardDataAlgorithm_v7(cudnnHandle_t handle, cudnnFilterDescriptor_t wDesc, cudnnTensorDescriptor_t dyDesc, cudnnConvolutionDescriptor_t convDesc, cudnnTensorDescriptor_t dxDesc, int requestedAlgoCount, int *returnedAlgoCount, cudnnConvolutionBwdDataAlgoPerf_t *perfResults)`.
@@ -710,7 +954,7 @@ unsafe extern "C" fn basalt_cudnnGetConvolutionBackwardDataAlgorithm_v7(
     returned_algo_count: *mut i32,
     perf_results: *mut c_void,
 ) -> i32 {
-    stub::enter(342);
+    stub::enter(391);
     // SAFETY: 1. the program's lists are as long as the declaration has them; 2. its descriptors are those that it was given.
     let call = unsafe {
         calls::CudnnGetConvolutionBackwardDataAlgorithmV7 {
@@ -742,7 +986,7 @@ unsafe extern "C" fn basalt_cudnnGetConvolutionBackwardDataWorkspaceSize(
     algo: i32,
     size_in_bytes: *mut usize,
 ) -> i32 {
-    stub::enter(343);
+    stub::enter(392);
     // SAFETY: 1. the program's lists are as long as the declaration has them; 2. its descriptors are those that it was given.
     let call = unsafe {
         calls::CudnnGetConvolutionBackwardDataWorkspaceSize {
@@ -777,7 +1021,7 @@ unsafe extern "C" fn basalt_cudnnGetConvolutionBackwardFilterAlgorithm_v7(
     returned_algo_count: *mut i32,
     perf_results: *mut c_void,
 ) -> i32 {
-    stub::enter(344);
+    stub::enter(393);
     // SAFETY: 1. the program's lists are as long as the declaration has them; 2. its descriptors are those that it was given.
     let call = unsafe {
         calls::CudnnGetConvolutionBackwardFilterAlgorithmV7 {
@@ -809,7 +1053,7 @@ unsafe extern "C" fn basalt_cudnnGetConvolutionBackwardFilterWorkspaceSize(
     algo: i32,
     size_in_bytes: *mut usize,
 ) -> i32 {
-    stub::enter(345);
+    stub::enter(394);
     // SAFETY: 1. the program's lists are as long as the declaration has them; 2. its descriptors are those that it was given.
     let call = unsafe {
         calls::CudnnGetConvolutionBackwardFilterWorkspaceSize {
@@ -844,7 +1088,7 @@ unsafe extern "C" fn basalt_cudnnGetConvolutionForwardAlgorithm_v7(
     returned_algo_count: *mut i32,
     perf_results: *mut c_void,
 ) -> i32 {
-    stub::enter(346);
+    stub::enter(395);
     // SAFETY: 1. the program's lists are as long as the declaration has them; 2. its descriptors are those that it was given.
     let call = unsafe {
         calls::CudnnGetConvolutionForwardAlgorithmV7 {
@@ -876,7 +1120,7 @@ unsafe extern "C" fn basalt_cudnnGetConvolutionForwardWorkspaceSize(
     algo: i32,
     size_in_bytes: *mut usize,
 ) -> i32 {
-    stub::enter(347);
+    stub::enter(396);
     // SAFETY: 1. the program's lists are as long as the declaration has them; 2. its descriptors are those that it was given.
     let call = unsafe {
         calls::CudnnGetConvolutionForwardWorkspaceSize {
@@ -902,7 +1146,7 @@ unsafe extern "C" fn basalt_cudnnGetConvolutionForwardWorkspaceSize(
 /// `size_t cudnnGetCudartVersion()`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudnnGetCudartVersion() -> usize {
-    stub::enter(348);
+    stub::enter(397);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe { crate::cudnn::cudnnGetCudartVersion() }
 }
@@ -910,7 +1154,7 @@ unsafe extern "C" fn basalt_cudnnGetCudartVersion() -> usize {
 /// `char * cudnnGetErrorString(cudnnStatus_t status)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudnnGetErrorString(status: i32) -> *const u8 {
-    stub::enter(349);
+    stub::enter(398);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe { crate::cudnn::cudnnGetErrorString(status) }
 }
@@ -925,7 +1169,7 @@ unsafe extern "C" fn basalt_cudnnGetFilterNdDescriptor(
     nb_dims: *mut i32,
     filter_dim_a: *mut i32,
 ) -> i32 {
-    stub::enter(350);
+    stub::enter(399);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe {
         crate::cudnn::cudnnGetFilterNdDescriptor(
@@ -942,15 +1186,30 @@ unsafe extern "C" fn basalt_cudnnGetFilterNdDescriptor(
 /// `void cudnnGetLastErrorString(char *message, size_t max_size)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudnnGetLastErrorString(message: *mut u8, max_size: usize) {
-    stub::enter(351);
+    stub::enter(400);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe { crate::cudnn::cudnnGetLastErrorString(message, max_size) }
+}
+
+/// `cudnnStatus_t cudnnGetPooling2dForwardOutputDim(cudnnPoolingDescriptor_t poolingDesc, cudnnTensorDescriptor_t inputTensorDesc, int *n, int *c, int *h, int *w)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn basalt_cudnnGetPooling2dForwardOutputDim(
+    pooling_desc: P,
+    input_tensor_desc: P,
+    n: *mut i32,
+    c: *mut i32,
+    h: *mut i32,
+    w: *mut i32,
+) -> i32 {
+    stub::enter(401);
+    // SAFETY: 1. the arguments are the program's, as the declaration has them.
+    unsafe { crate::cudnn::cudnnGetPooling2dForwardOutputDim(pooling_desc, input_tensor_desc, n, c, h, w) }
 }
 
 /// `cudnnStatus_t cudnnGetProperty(libraryPropertyType type, int *value)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudnnGetProperty(type_: i32, value: *mut i32) -> i32 {
-    stub::enter(352);
+    stub::enter(402);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe { crate::cudnn::cudnnGetProperty(type_, value) }
 }
@@ -958,27 +1217,59 @@ unsafe extern "C" fn basalt_cudnnGetProperty(type_: i32, value: *mut i32) -> i32
 /// `cudnnGetRNNTempSpaceSizes`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnGetRNNTempSpaceSizes() -> i64 {
-    stub::not_served(353, 3000)
+    stub::not_served(403, 3000)
 }
 
 /// `cudnnGetRNNWeightParams`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnGetRNNWeightParams() -> i64 {
-    stub::not_served(354, 3000)
+    stub::not_served(404, 3000)
 }
 
 /// `cudnnGetRNNWeightSpaceSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnGetRNNWeightSpaceSize() -> i64 {
-    stub::not_served(355, 3000)
+    stub::not_served(405, 3000)
 }
 
 /// `cudnnStatus_t cudnnGetStream(cudnnHandle_t handle, cudaStream_t *streamId)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudnnGetStream(handle: P, stream_id: *mut P) -> i32 {
-    stub::enter(356);
+    stub::enter(406);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe { crate::cudnn::cudnnGetStream(handle, stream_id) }
+}
+
+/// `cudnnStatus_t cudnnGetTensor4dDescriptor(cudnnTensorDescriptor_t tensorDesc, cudnnDataType_t *dataType, int *n, int *c, int *h, int *w, int *nStride, int *cStride, int *hStride, int *wStride)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn basalt_cudnnGetTensor4dDescriptor(
+    tensor_desc: P,
+    data_type: *mut i32,
+    n: *mut i32,
+    c: *mut i32,
+    h: *mut i32,
+    w: *mut i32,
+    n_stride: *mut i32,
+    c_stride: *mut i32,
+    h_stride: *mut i32,
+    w_stride: *mut i32,
+) -> i32 {
+    stub::enter(407);
+    // SAFETY: 1. the arguments are the program's, as the declaration has them.
+    unsafe {
+        crate::cudnn::cudnnGetTensor4dDescriptor(
+            tensor_desc,
+            data_type,
+            n,
+            c,
+            h,
+            w,
+            n_stride,
+            c_stride,
+            h_stride,
+            w_stride,
+        )
+    }
 }
 
 /// `cudnnStatus_t cudnnGetTensorNdDescriptor(cudnnTensorDescriptor_t tensorDesc, int nbDimsRequested, cudnnDataType_t *dataType, int *nbDims, int dimA[], int strideA[])`.
@@ -991,7 +1282,7 @@ unsafe extern "C" fn basalt_cudnnGetTensorNdDescriptor(
     dim_a: *mut i32,
     stride_a: *mut i32,
 ) -> i32 {
-    stub::enter(357);
+    stub::enter(408);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe {
         crate::cudnn::cudnnGetTensorNdDescriptor(tensor_desc, nb_dims_requested, data_type, nb_dims, dim_a, stride_a)
@@ -1001,9 +1292,46 @@ unsafe extern "C" fn basalt_cudnnGetTensorNdDescriptor(
 /// `size_t cudnnGetVersion()`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudnnGetVersion() -> usize {
-    stub::enter(358);
+    stub::enter(409);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe { crate::cudnn::cudnnGetVersion() }
+}
+
+/// `cudnnStatus_t cudnnPoolingBackward(cudnnHandle_t handle, cudnnPoolingDescriptor_t poolingDesc, const void *alpha, cudnnTensorDescriptor_t yDesc, const void *y, cudnnTensorDescriptor_t dyDesc, const void *dy, cudnnTensorDescriptor_t xDesc, const void *x, const void *beta, cudnnTensorDescriptor_t dxDesc, void *dx)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn basalt_cudnnPoolingBackward(
+    handle: P,
+    pooling_desc: P,
+    alpha: *const c_void,
+    y_desc: P,
+    y: *const c_void,
+    dy_desc: P,
+    dy: *const c_void,
+    x_desc: P,
+    x: *const c_void,
+    beta: *const c_void,
+    dx_desc: P,
+    dx: *mut c_void,
+) -> i32 {
+    stub::enter(410);
+    // SAFETY: 1. the program's lists are as long as the declaration has them; 2. its descriptors are those that it was given.
+    let call = unsafe {
+        calls::CudnnPoolingBackward {
+            handle: Handle::from_raw(crate::abi::raw(handle)),
+            pooling_desc: List::new(crate::descriptor::content(&pooling_desc)),
+            alpha: List::new(stub::memory(&alpha, stub::Scalar::bytes(&x_desc))),
+            y_desc: List::new(crate::descriptor::content(&y_desc)),
+            y: SvmAddress(y.addr() as u64),
+            dy_desc: List::new(crate::descriptor::content(&dy_desc)),
+            dy: SvmAddress(dy.addr() as u64),
+            x_desc: List::new(crate::descriptor::content(&x_desc)),
+            x: SvmAddress(x.addr() as u64),
+            beta: List::new(stub::memory(&beta, stub::Scalar::bytes(&x_desc))),
+            dx_desc: List::new(crate::descriptor::content(&dx_desc)),
+            dx: SvmAddress(dx.addr() as u64),
+        }
+    };
+    stub::status::cudnn(stub::send(&call))
 }
 
 /// `cudnnStatus_t cudnnPoolingForward(cudnnHandle_t handle, cudnnPoolingDescriptor_t poolingDesc, const void *alpha, cudnnTensorDescriptor_t xDesc, const void *x, const void *beta, cudnnTensorDescriptor_t yDesc, void *y)`.
@@ -1018,7 +1346,7 @@ unsafe extern "C" fn basalt_cudnnPoolingForward(
     y_desc: P,
     y: *mut c_void,
 ) -> i32 {
-    stub::enter(359);
+    stub::enter(411);
     // SAFETY: 1. the program's lists are as long as the declaration has them; 2. its descriptors are those that it was given.
     let call = unsafe {
         calls::CudnnPoolingForward {
@@ -1038,25 +1366,25 @@ unsafe extern "C" fn basalt_cudnnPoolingForward(
 /// `cudnnRNNBackwardData_v8`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnRNNBackwardData_v8() -> i64 {
-    stub::not_served(360, 3000)
+    stub::not_served(412, 3000)
 }
 
 /// `cudnnRNNBackwardWeights_v8`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnRNNBackwardWeights_v8() -> i64 {
-    stub::not_served(361, 3000)
+    stub::not_served(413, 3000)
 }
 
 /// `cudnnRNNForward`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnRNNForward() -> i64 {
-    stub::not_served(362, 3000)
+    stub::not_served(414, 3000)
 }
 
 /// `cudnnRestoreDropoutDescriptor`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnRestoreDropoutDescriptor() -> i64 {
-    stub::not_served(363, 3000)
+    stub::not_served(415, 3000)
 }
 
 /// `cudnnStatus_t cudnnSetActivationDescriptor(cudnnActivationDescriptor_t activationDesc, cudnnActivationMode_t mode, cudnnNanPropagation_t reluNanOpt, double coef)`.
@@ -1067,7 +1395,7 @@ unsafe extern "C" fn basalt_cudnnSetActivationDescriptor(
     relu_nan_opt: i32,
     coef: f64,
 ) -> i32 {
-    stub::enter(364);
+    stub::enter(416);
     let mut words = crate::descriptor::Words::default();
     words.number(mode);
     words.number(relu_nan_opt);
@@ -1080,19 +1408,49 @@ unsafe extern "C" fn basalt_cudnnSetActivationDescriptor(
 /// `cudnnSetCTCLossDescriptorEx`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnSetCTCLossDescriptorEx() -> i64 {
-    stub::not_served(365, 3000)
+    stub::not_served(417, 3000)
 }
 
 /// `cudnnSetCTCLossDescriptor_v9`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnSetCTCLossDescriptor_v9() -> i64 {
-    stub::not_served(366, 3000)
+    stub::not_served(418, 3000)
+}
+
+/// `cudnnStatus_t cudnnSetConvolution2dDescriptor(cudnnConvolutionDescriptor_t convDesc, int pad_h, int pad_w, int u, int v, int dilation_h, int dilation_w, cudnnConvolutionMode_t mode, cudnnDataType_t computeType)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn basalt_cudnnSetConvolution2dDescriptor(
+    conv_desc: P,
+    pad_h: i32,
+    pad_w: i32,
+    u: i32,
+    v: i32,
+    dilation_h: i32,
+    dilation_w: i32,
+    mode: i32,
+    compute_type: i32,
+) -> i32 {
+    stub::enter(419);
+    // SAFETY: 1. the arguments are the program's, as the declaration has them.
+    unsafe {
+        crate::cudnn::cudnnSetConvolution2dDescriptor(
+            conv_desc,
+            pad_h,
+            pad_w,
+            u,
+            v,
+            dilation_h,
+            dilation_w,
+            mode,
+            compute_type,
+        )
+    }
 }
 
 /// `cudnnStatus_t cudnnSetConvolutionGroupCount(cudnnConvolutionDescriptor_t convDesc, int groupCount)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudnnSetConvolutionGroupCount(conv_desc: P, group_count: i32) -> i32 {
-    stub::enter(367);
+    stub::enter(420);
     let mut words = crate::descriptor::Words::default();
     words.number(group_count);
     // SAFETY: 1. the program has it from a function that makes them.
@@ -1103,7 +1461,7 @@ unsafe extern "C" fn basalt_cudnnSetConvolutionGroupCount(conv_desc: P, group_co
 /// `cudnnStatus_t cudnnSetConvolutionMathType(cudnnConvolutionDescriptor_t convDesc, cudnnMathType_t mathType)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudnnSetConvolutionMathType(conv_desc: P, math_type: i32) -> i32 {
-    stub::enter(368);
+    stub::enter(421);
     let mut words = crate::descriptor::Words::default();
     words.number(math_type);
     // SAFETY: 1. the program has it from a function that makes them.
@@ -1122,7 +1480,7 @@ unsafe extern "C" fn basalt_cudnnSetConvolutionNdDescriptor(
     mode: i32,
     compute_type: i32,
 ) -> i32 {
-    stub::enter(369);
+    stub::enter(422);
     let mut words = crate::descriptor::Words::default();
     words.number(array_length);
     // SAFETY: 1. the program's list is as long as the declaration has it.
@@ -1141,7 +1499,23 @@ unsafe extern "C" fn basalt_cudnnSetConvolutionNdDescriptor(
 /// `cudnnSetDropoutDescriptor`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnSetDropoutDescriptor() -> i64 {
-    stub::not_served(370, 3000)
+    stub::not_served(423, 3000)
+}
+
+/// `cudnnStatus_t cudnnSetFilter4dDescriptor(cudnnFilterDescriptor_t filterDesc, cudnnDataType_t dataType, cudnnTensorFormat_t format, int k, int c, int h, int w)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn basalt_cudnnSetFilter4dDescriptor(
+    filter_desc: P,
+    data_type: i32,
+    format: i32,
+    k: i32,
+    c: i32,
+    h: i32,
+    w: i32,
+) -> i32 {
+    stub::enter(424);
+    // SAFETY: 1. the arguments are the program's, as the declaration has them.
+    unsafe { crate::cudnn::cudnnSetFilter4dDescriptor(filter_desc, data_type, format, k, c, h, w) }
 }
 
 /// `cudnnStatus_t cudnnSetFilterNdDescriptor(cudnnFilterDescriptor_t filterDesc, cudnnDataType_t dataType, cudnnTensorFormat_t format, int nbDims, const int filterDimA[])`.
@@ -1153,7 +1527,7 @@ unsafe extern "C" fn basalt_cudnnSetFilterNdDescriptor(
     nb_dims: i32,
     filter_dim_a: *const i32,
 ) -> i32 {
-    stub::enter(371);
+    stub::enter(425);
     let mut words = crate::descriptor::Words::default();
     words.number(data_type);
     words.number(format);
@@ -1178,7 +1552,7 @@ unsafe extern "C" fn basalt_cudnnSetPooling2dDescriptor(
     vertical_stride: i32,
     horizontal_stride: i32,
 ) -> i32 {
-    stub::enter(372);
+    stub::enter(426);
     let mut words = crate::descriptor::Words::default();
     words.number(mode);
     words.number(maxpooling_nan_opt);
@@ -1196,27 +1570,75 @@ unsafe extern "C" fn basalt_cudnnSetPooling2dDescriptor(
 /// `cudnnSetRNNDataDescriptor`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnSetRNNDataDescriptor() -> i64 {
-    stub::not_served(373, 3000)
+    stub::not_served(427, 3000)
 }
 
 /// `cudnnSetRNNDescriptor_v8`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnSetRNNDescriptor_v8() -> i64 {
-    stub::not_served(374, 3000)
+    stub::not_served(428, 3000)
 }
 
 /// `cudnnSetSpatialTransformerNdDescriptor`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnSetSpatialTransformerNdDescriptor() -> i64 {
-    stub::not_served(375, 3000)
+    stub::not_served(429, 3000)
 }
 
 /// `cudnnStatus_t cudnnSetStream(cudnnHandle_t handle, cudaStream_t streamId)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cudnnSetStream(handle: P, stream_id: P) -> i32 {
-    stub::enter(376);
+    stub::enter(430);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe { crate::cudnn::cudnnSetStream(handle, stream_id) }
+}
+
+/// `cudnnStatus_t cudnnSetTensor4dDescriptor(cudnnTensorDescriptor_t tensorDesc, cudnnTensorFormat_t format, cudnnDataType_t dataType, int n, int c, int h, int w)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn basalt_cudnnSetTensor4dDescriptor(
+    tensor_desc: P,
+    format: i32,
+    data_type: i32,
+    n: i32,
+    c: i32,
+    h: i32,
+    w: i32,
+) -> i32 {
+    stub::enter(431);
+    // SAFETY: 1. the arguments are the program's, as the declaration has them.
+    unsafe { crate::cudnn::cudnnSetTensor4dDescriptor(tensor_desc, format, data_type, n, c, h, w) }
+}
+
+/// `cudnnStatus_t cudnnSetTensor4dDescriptorEx(cudnnTensorDescriptor_t tensorDesc, cudnnDataType_t dataType, int n, int c, int h, int w, int nStride, int cStride, int hStride, int wStride)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn basalt_cudnnSetTensor4dDescriptorEx(
+    tensor_desc: P,
+    data_type: i32,
+    n: i32,
+    c: i32,
+    h: i32,
+    w: i32,
+    n_stride: i32,
+    c_stride: i32,
+    h_stride: i32,
+    w_stride: i32,
+) -> i32 {
+    stub::enter(432);
+    // SAFETY: 1. the arguments are the program's, as the declaration has them.
+    unsafe {
+        crate::cudnn::cudnnSetTensor4dDescriptorEx(
+            tensor_desc,
+            data_type,
+            n,
+            c,
+            h,
+            w,
+            n_stride,
+            c_stride,
+            h_stride,
+            w_stride,
+        )
+    }
 }
 
 /// `cudnnStatus_t cudnnSetTensorNdDescriptor(cudnnTensorDescriptor_t tensorDesc, cudnnDataType_t dataType, int nbDims, const int dimA[], const int strideA[])`.
@@ -1228,7 +1650,7 @@ unsafe extern "C" fn basalt_cudnnSetTensorNdDescriptor(
     dim_a: *const i32,
     stride_a: *const i32,
 ) -> i32 {
-    stub::enter(377);
+    stub::enter(433);
     let mut words = crate::descriptor::Words::default();
     words.number(data_type);
     words.number(nb_dims);
@@ -1241,26 +1663,92 @@ unsafe extern "C" fn basalt_cudnnSetTensorNdDescriptor(
     stub::status::cudnn(set)
 }
 
+/// `cudnnStatus_t cudnnSoftmaxBackward(cudnnHandle_t handle, cudnnSoftmaxAlgorithm_t algo, cudnnSoftmaxMode_t mode, const void *alpha, cudnnTensorDescriptor_t yDesc, const void *y, cudnnTensorDescriptor_t dyDesc, const void *dy, const void *beta, cudnnTensorDescriptor_t dxDesc, void *dx)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn basalt_cudnnSoftmaxBackward(
+    handle: P,
+    algo: i32,
+    mode: i32,
+    alpha: *const c_void,
+    y_desc: P,
+    y: *const c_void,
+    dy_desc: P,
+    dy: *const c_void,
+    beta: *const c_void,
+    dx_desc: P,
+    dx: *mut c_void,
+) -> i32 {
+    stub::enter(434);
+    // SAFETY: 1. the program's lists are as long as the declaration has them; 2. its descriptors are those that it was given.
+    let call = unsafe {
+        calls::CudnnSoftmaxBackward {
+            handle: Handle::from_raw(crate::abi::raw(handle)),
+            algo,
+            mode,
+            alpha: List::new(stub::memory(&alpha, stub::Scalar::bytes(&y_desc))),
+            y_desc: List::new(crate::descriptor::content(&y_desc)),
+            y: SvmAddress(y.addr() as u64),
+            dy_desc: List::new(crate::descriptor::content(&dy_desc)),
+            dy: SvmAddress(dy.addr() as u64),
+            beta: List::new(stub::memory(&beta, stub::Scalar::bytes(&y_desc))),
+            dx_desc: List::new(crate::descriptor::content(&dx_desc)),
+            dx: SvmAddress(dx.addr() as u64),
+        }
+    };
+    stub::status::cudnn(stub::send(&call))
+}
+
+/// `cudnnStatus_t cudnnSoftmaxForward(cudnnHandle_t handle, cudnnSoftmaxAlgorithm_t algo, cudnnSoftmaxMode_t mode, const void *alpha, cudnnTensorDescriptor_t xDesc, const void *x, const void *beta, cudnnTensorDescriptor_t yDesc, void *y)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn basalt_cudnnSoftmaxForward(
+    handle: P,
+    algo: i32,
+    mode: i32,
+    alpha: *const c_void,
+    x_desc: P,
+    x: *const c_void,
+    beta: *const c_void,
+    y_desc: P,
+    y: *mut c_void,
+) -> i32 {
+    stub::enter(435);
+    // SAFETY: 1. the program's lists are as long as the declaration has them; 2. its descriptors are those that it was given.
+    let call = unsafe {
+        calls::CudnnSoftmaxForward {
+            handle: Handle::from_raw(crate::abi::raw(handle)),
+            algo,
+            mode,
+            alpha: List::new(stub::memory(&alpha, stub::Scalar::bytes(&x_desc))),
+            x_desc: List::new(crate::descriptor::content(&x_desc)),
+            x: SvmAddress(x.addr() as u64),
+            beta: List::new(stub::memory(&beta, stub::Scalar::bytes(&x_desc))),
+            y_desc: List::new(crate::descriptor::content(&y_desc)),
+            y: SvmAddress(y.addr() as u64),
+        }
+    };
+    stub::status::cudnn(stub::send(&call))
+}
+
 /// `cudnnSpatialTfGridGeneratorBackward`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnSpatialTfGridGeneratorBackward() -> i64 {
-    stub::not_served(378, 3000)
+    stub::not_served(436, 3000)
 }
 
 /// `cudnnSpatialTfGridGeneratorForward`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnSpatialTfGridGeneratorForward() -> i64 {
-    stub::not_served(379, 3000)
+    stub::not_served(437, 3000)
 }
 
 /// `cudnnSpatialTfSamplerBackward`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnSpatialTfSamplerBackward() -> i64 {
-    stub::not_served(380, 3000)
+    stub::not_served(438, 3000)
 }
 
 /// `cudnnSpatialTfSamplerForward`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cudnnSpatialTfSamplerForward() -> i64 {
-    stub::not_served(381, 3000)
+    stub::not_served(439, 3000)
 }

@@ -19,41 +19,41 @@ use crate::stub;
 /// `cufftCreate`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cufftCreate() -> i64 {
-    stub::not_served(382, 16)
+    stub::not_served(440, 16)
 }
 
 /// `cufftDestroy`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cufftDestroy() -> i64 {
-    stub::not_served(383, 16)
+    stub::not_served(441, 16)
 }
 
 /// `cufftSetAutoAllocation`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cufftSetAutoAllocation() -> i64 {
-    stub::not_served(384, 16)
+    stub::not_served(442, 16)
 }
 
 /// `cufftSetStream`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cufftSetStream() -> i64 {
-    stub::not_served(385, 16)
+    stub::not_served(443, 16)
 }
 
 /// `cufftSetWorkArea`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cufftSetWorkArea() -> i64 {
-    stub::not_served(386, 16)
+    stub::not_served(444, 16)
 }
 
 /// `cufftXtExec`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cufftXtExec() -> i64 {
-    stub::not_served(387, 16)
+    stub::not_served(445, 16)
 }
 
 /// `cufftXtMakePlanMany`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cufftXtMakePlanMany() -> i64 {
-    stub::not_served(388, 16)
+    stub::not_served(446, 16)
 }

@@ -19,35 +19,35 @@ use crate::stub;
 /// `cuFileBufDeregister`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cuFileBufDeregister() -> i64 {
-    stub::not_served(389, 5001)
+    stub::not_served(447, 5001)
 }
 
 /// `cuFileBufRegister`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cuFileBufRegister() -> i64 {
-    stub::not_served(390, 5001)
+    stub::not_served(448, 5001)
 }
 
 /// `cuFileHandleDeregister`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cuFileHandleDeregister() -> i64 {
-    stub::not_served(391, 5001)
+    stub::not_served(449, 5001)
 }
 
 /// `cuFileHandleRegister`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cuFileHandleRegister() -> i64 {
-    stub::not_served(392, 5001)
+    stub::not_served(450, 5001)
 }
 
 /// `cuFileRead`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cuFileRead() -> i64 {
-    stub::not_served(393, -5001)
+    stub::not_served(451, -5001)
 }
 
 /// `cuFileWrite`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cuFileWrite() -> i64 {
-    stub::not_served(394, -5001)
+    stub::not_served(452, -5001)
 }

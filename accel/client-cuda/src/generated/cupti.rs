@@ -19,119 +19,119 @@ use crate::stub;
 /// `cuptiActivityDisable`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cuptiActivityDisable() -> i64 {
-    stub::not_served(395, 27)
+    stub::not_served(453, 27)
 }
 
 /// `cuptiActivityEnable`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cuptiActivityEnable() -> i64 {
-    stub::not_served(396, 27)
+    stub::not_served(454, 27)
 }
 
 /// `cuptiActivityEnableCudaEventDeviceTimestamps`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cuptiActivityEnableCudaEventDeviceTimestamps() -> i64 {
-    stub::not_served(397, 27)
+    stub::not_served(455, 27)
 }
 
 /// `cuptiActivityEnableDriverApi`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cuptiActivityEnableDriverApi() -> i64 {
-    stub::not_served(398, 27)
+    stub::not_served(456, 27)
 }
 
 /// `cuptiActivityEnableRuntimeApi`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cuptiActivityEnableRuntimeApi() -> i64 {
-    stub::not_served(399, 27)
+    stub::not_served(457, 27)
 }
 
 /// `cuptiActivityFlushAll`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cuptiActivityFlushAll() -> i64 {
-    stub::not_served(400, 27)
+    stub::not_served(458, 27)
 }
 
 /// `cuptiActivityGetNextRecord`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cuptiActivityGetNextRecord() -> i64 {
-    stub::not_served(401, 27)
+    stub::not_served(459, 27)
 }
 
 /// `cuptiActivityGetNumDroppedRecords`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cuptiActivityGetNumDroppedRecords() -> i64 {
-    stub::not_served(402, 27)
+    stub::not_served(460, 27)
 }
 
 /// `cuptiActivityPopExternalCorrelationId`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cuptiActivityPopExternalCorrelationId() -> i64 {
-    stub::not_served(403, 27)
+    stub::not_served(461, 27)
 }
 
 /// `cuptiActivityPushExternalCorrelationId`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cuptiActivityPushExternalCorrelationId() -> i64 {
-    stub::not_served(404, 27)
+    stub::not_served(462, 27)
 }
 
 /// `cuptiActivityRegisterCallbacks`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cuptiActivityRegisterCallbacks() -> i64 {
-    stub::not_served(405, 27)
+    stub::not_served(463, 27)
 }
 
 /// `cuptiActivityRegisterTimestampCallback`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cuptiActivityRegisterTimestampCallback() -> i64 {
-    stub::not_served(406, 27)
+    stub::not_served(464, 27)
 }
 
 /// `cuptiActivitySetAttribute`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cuptiActivitySetAttribute() -> i64 {
-    stub::not_served(407, 27)
+    stub::not_served(465, 27)
 }
 
 /// `cuptiEnableCallback`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cuptiEnableCallback() -> i64 {
-    stub::not_served(408, 27)
+    stub::not_served(466, 27)
 }
 
 /// `cuptiEnableDomain`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cuptiEnableDomain() -> i64 {
-    stub::not_served(409, 27)
+    stub::not_served(467, 27)
 }
 
 /// `cuptiFinalize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cuptiFinalize() -> i64 {
-    stub::not_served(410, 27)
+    stub::not_served(468, 27)
 }
 
 /// `cuptiGetResultString`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cuptiGetResultString() -> i64 {
-    stub::not_served(411, 27)
+    stub::not_served(469, 27)
 }
 
 /// `cuptiGetVersion`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cuptiGetVersion() -> i64 {
-    stub::not_served(412, 27)
+    stub::not_served(470, 27)
 }
 
 /// `cuptiSubscribe`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cuptiSubscribe() -> i64 {
-    stub::not_served(413, 27)
+    stub::not_served(471, 27)
 }
 
 /// `cuptiUnsubscribe`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cuptiUnsubscribe() -> i64 {
-    stub::not_served(414, 27)
+    stub::not_served(472, 27)
 }

@@ -14,52 +14,284 @@
     reason = "sizes that the program gives are taken as they are"
 )]
 
+use accel_proto::{Handle, SvmAddress, cuda as calls};
+
+use crate::abi::P;
 use crate::stub;
 
-/// `curandCreateGenerator`: not served.
+/// `curandStatus_t curandCreateGenerator(curandGenerator_t *generator, curandRngType_t rng_type)`.
 #[unsafe(no_mangle)]
-extern "C" fn basalt_curandCreateGenerator() -> i64 {
-    stub::not_served(415, 999)
+unsafe extern "C" fn basalt_curandCreateGenerator(generator: *mut P, rng_type: i32) -> i32 {
+    stub::enter(473);
+    // SAFETY: 1. the arguments are the program's, as the declaration has them.
+    unsafe { crate::curand::curandCreateGenerator(generator, rng_type) }
 }
 
-/// `curandDestroyGenerator`: not served.
+/// `curandCreateGeneratorHost`: not served.
 #[unsafe(no_mangle)]
-extern "C" fn basalt_curandDestroyGenerator() -> i64 {
-    stub::not_served(416, 999)
+extern "C" fn basalt_curandCreateGeneratorHost() -> i64 {
+    stub::not_served(474, 999)
 }
 
-/// `curandGenerate`: not served.
+/// `curandCreatePoissonDistribution`: not served.
 #[unsafe(no_mangle)]
-extern "C" fn basalt_curandGenerate() -> i64 {
-    stub::not_served(417, 999)
+extern "C" fn basalt_curandCreatePoissonDistribution() -> i64 {
+    stub::not_served(475, 999)
 }
 
-/// `curandGenerateNormal`: not served.
+/// `curandDestroyDistribution`: not served.
 #[unsafe(no_mangle)]
-extern "C" fn basalt_curandGenerateNormal() -> i64 {
-    stub::not_served(418, 999)
+extern "C" fn basalt_curandDestroyDistribution() -> i64 {
+    stub::not_served(476, 999)
 }
 
-/// `curandGenerateUniform`: not served.
+/// `curandStatus_t curandDestroyGenerator(curandGenerator_t generator)`.
 #[unsafe(no_mangle)]
-extern "C" fn basalt_curandGenerateUniform() -> i64 {
-    stub::not_served(419, 999)
+unsafe extern "C" fn basalt_curandDestroyGenerator(generator: P) -> i32 {
+    stub::enter(477);
+    let call = calls::CurandDestroyGenerator {
+        generator: Handle::from_raw(crate::abi::raw(generator)),
+    };
+    stub::status::curand(stub::send(&call))
 }
 
-/// `curandSetGeneratorOffset`: not served.
+/// `curandStatus_t curandGenerate(curandGenerator_t generator, unsigned int *outputPtr, size_t num)`.
 #[unsafe(no_mangle)]
-extern "C" fn basalt_curandSetGeneratorOffset() -> i64 {
-    stub::not_served(420, 999)
+unsafe extern "C" fn basalt_curandGenerate(generator: P, output_ptr: *mut u32, num: usize) -> i32 {
+    stub::enter(478);
+    let call = calls::CurandGenerate {
+        generator: Handle::from_raw(crate::abi::raw(generator)),
+        output_ptr: SvmAddress(output_ptr.addr() as u64),
+        num: num as u64,
+    };
+    stub::status::curand(stub::send(&call))
 }
 
-/// `curandSetPseudoRandomGeneratorSeed`: not served.
+/// `curandStatus_t curandGenerateLogNormal(curandGenerator_t generator, float *outputPtr, size_t num, float mean, float stddev)`.
 #[unsafe(no_mangle)]
-extern "C" fn basalt_curandSetPseudoRandomGeneratorSeed() -> i64 {
-    stub::not_served(421, 999)
+unsafe extern "C" fn basalt_curandGenerateLogNormal(
+    generator: P,
+    output_ptr: *mut f32,
+    num: usize,
+    mean: f32,
+    stddev: f32,
+) -> i32 {
+    stub::enter(479);
+    let call = calls::CurandGenerateLogNormal {
+        generator: Handle::from_raw(crate::abi::raw(generator)),
+        output_ptr: SvmAddress(output_ptr.addr() as u64),
+        num: num as u64,
+        mean: mean.to_bits(),
+        stddev: stddev.to_bits(),
+    };
+    stub::status::curand(stub::send(&call))
 }
 
-/// `curandSetStream`: not served.
+/// `curandStatus_t curandGenerateLogNormalDouble(curandGenerator_t generator, double *outputPtr, size_t num, double mean, double stddev)`.
 #[unsafe(no_mangle)]
-extern "C" fn basalt_curandSetStream() -> i64 {
-    stub::not_served(422, 999)
+unsafe extern "C" fn basalt_curandGenerateLogNormalDouble(
+    generator: P,
+    output_ptr: *mut f64,
+    num: usize,
+    mean: f64,
+    stddev: f64,
+) -> i32 {
+    stub::enter(480);
+    let call = calls::CurandGenerateLogNormalDouble {
+        generator: Handle::from_raw(crate::abi::raw(generator)),
+        output_ptr: SvmAddress(output_ptr.addr() as u64),
+        num: num as u64,
+        mean: mean.to_bits(),
+        stddev: stddev.to_bits(),
+    };
+    stub::status::curand(stub::send(&call))
+}
+
+/// `curandGenerateLongLong`: not served.
+#[unsafe(no_mangle)]
+extern "C" fn basalt_curandGenerateLongLong() -> i64 {
+    stub::not_served(481, 999)
+}
+
+/// `curandStatus_t curandGenerateNormal(curandGenerator_t generator, float *outputPtr, size_t num, float mean, float stddev)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn basalt_curandGenerateNormal(
+    generator: P,
+    output_ptr: *mut f32,
+    num: usize,
+    mean: f32,
+    stddev: f32,
+) -> i32 {
+    stub::enter(482);
+    let call = calls::CurandGenerateNormal {
+        generator: Handle::from_raw(crate::abi::raw(generator)),
+        output_ptr: SvmAddress(output_ptr.addr() as u64),
+        num: num as u64,
+        mean: mean.to_bits(),
+        stddev: stddev.to_bits(),
+    };
+    stub::status::curand(stub::send(&call))
+}
+
+/// `curandStatus_t curandGenerateNormalDouble(curandGenerator_t generator, double *outputPtr, size_t num, double mean, double stddev)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn basalt_curandGenerateNormalDouble(
+    generator: P,
+    output_ptr: *mut f64,
+    num: usize,
+    mean: f64,
+    stddev: f64,
+) -> i32 {
+    stub::enter(483);
+    let call = calls::CurandGenerateNormalDouble {
+        generator: Handle::from_raw(crate::abi::raw(generator)),
+        output_ptr: SvmAddress(output_ptr.addr() as u64),
+        num: num as u64,
+        mean: mean.to_bits(),
+        stddev: stddev.to_bits(),
+    };
+    stub::status::curand(stub::send(&call))
+}
+
+/// `curandStatus_t curandGeneratePoisson(curandGenerator_t generator, unsigned int *outputPtr, size_t num, double lambda)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn basalt_curandGeneratePoisson(generator: P, output_ptr: *mut u32, num: usize, lambda: f64) -> i32 {
+    stub::enter(484);
+    let call = calls::CurandGeneratePoisson {
+        generator: Handle::from_raw(crate::abi::raw(generator)),
+        output_ptr: SvmAddress(output_ptr.addr() as u64),
+        num: num as u64,
+        lambda: lambda.to_bits(),
+    };
+    stub::status::curand(stub::send(&call))
+}
+
+/// `curandGeneratePoissonMethod`: not served.
+#[unsafe(no_mangle)]
+extern "C" fn basalt_curandGeneratePoissonMethod() -> i64 {
+    stub::not_served(485, 999)
+}
+
+/// `curandStatus_t curandGenerateSeeds(curandGenerator_t generator)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn basalt_curandGenerateSeeds(generator: P) -> i32 {
+    stub::enter(486);
+    let call = calls::CurandGenerateSeeds {
+        generator: Handle::from_raw(crate::abi::raw(generator)),
+    };
+    stub::status::curand(stub::send(&call))
+}
+
+/// `curandStatus_t curandGenerateUniform(curandGenerator_t generator, float *outputPtr, size_t num)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn basalt_curandGenerateUniform(generator: P, output_ptr: *mut f32, num: usize) -> i32 {
+    stub::enter(487);
+    let call = calls::CurandGenerateUniform {
+        generator: Handle::from_raw(crate::abi::raw(generator)),
+        output_ptr: SvmAddress(output_ptr.addr() as u64),
+        num: num as u64,
+    };
+    stub::status::curand(stub::send(&call))
+}
+
+/// `curandStatus_t curandGenerateUniformDouble(curandGenerator_t generator, double *outputPtr, size_t num)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn basalt_curandGenerateUniformDouble(generator: P, output_ptr: *mut f64, num: usize) -> i32 {
+    stub::enter(488);
+    let call = calls::CurandGenerateUniformDouble {
+        generator: Handle::from_raw(crate::abi::raw(generator)),
+        output_ptr: SvmAddress(output_ptr.addr() as u64),
+        num: num as u64,
+    };
+    stub::status::curand(stub::send(&call))
+}
+
+/// `curandGetDirectionVectors32`: not served.
+#[unsafe(no_mangle)]
+extern "C" fn basalt_curandGetDirectionVectors32() -> i64 {
+    stub::not_served(489, 999)
+}
+
+/// `curandGetDirectionVectors64`: not served.
+#[unsafe(no_mangle)]
+extern "C" fn basalt_curandGetDirectionVectors64() -> i64 {
+    stub::not_served(490, 999)
+}
+
+/// `curandStatus_t curandGetProperty(libraryPropertyType type, int *value)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn basalt_curandGetProperty(type_: i32, value: *mut i32) -> i32 {
+    stub::enter(491);
+    // SAFETY: 1. the arguments are the program's, as the declaration has them.
+    unsafe { crate::curand::curandGetProperty(type_, value) }
+}
+
+/// `curandGetScrambleConstants32`: not served.
+#[unsafe(no_mangle)]
+extern "C" fn basalt_curandGetScrambleConstants32() -> i64 {
+    stub::not_served(492, 999)
+}
+
+/// `curandGetScrambleConstants64`: not served.
+#[unsafe(no_mangle)]
+extern "C" fn basalt_curandGetScrambleConstants64() -> i64 {
+    stub::not_served(493, 999)
+}
+
+/// `curandStatus_t curandGetVersion(int *version)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn basalt_curandGetVersion(version: *mut i32) -> i32 {
+    stub::enter(494);
+    // SAFETY: 1. the arguments are the program's, as the declaration has them.
+    unsafe { crate::curand::curandGetVersion(version) }
+}
+
+/// `curandStatus_t curandSetGeneratorOffset(curandGenerator_t generator, unsigned long long offset)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn basalt_curandSetGeneratorOffset(generator: P, offset: u64) -> i32 {
+    stub::enter(495);
+    let call = calls::CurandSetGeneratorOffset {
+        generator: Handle::from_raw(crate::abi::raw(generator)),
+        offset,
+    };
+    stub::status::curand(stub::send(&call))
+}
+
+/// `curandStatus_t curandSetGeneratorOrdering(curandGenerator_t generator, curandOrdering_t order)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn basalt_curandSetGeneratorOrdering(generator: P, order: i32) -> i32 {
+    stub::enter(496);
+    let call = calls::CurandSetGeneratorOrdering {
+        generator: Handle::from_raw(crate::abi::raw(generator)),
+        order,
+    };
+    stub::status::curand(stub::send(&call))
+}
+
+/// `curandStatus_t curandSetPseudoRandomGeneratorSeed(curandGenerator_t generator, unsigned long long seed)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn basalt_curandSetPseudoRandomGeneratorSeed(generator: P, seed: u64) -> i32 {
+    stub::enter(497);
+    let call = calls::CurandSetPseudoRandomGeneratorSeed {
+        generator: Handle::from_raw(crate::abi::raw(generator)),
+        seed,
+    };
+    stub::status::curand(stub::send(&call))
+}
+
+/// `curandSetQuasiRandomGeneratorDimensions`: not served.
+#[unsafe(no_mangle)]
+extern "C" fn basalt_curandSetQuasiRandomGeneratorDimensions() -> i64 {
+    stub::not_served(498, 999)
+}
+
+/// `curandStatus_t curandSetStream(curandGenerator_t generator, cudaStream_t stream)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn basalt_curandSetStream(generator: P, stream: P) -> i32 {
+    stub::enter(499);
+    let call = calls::CurandSetStream {
+        generator: Handle::from_raw(crate::abi::raw(generator)),
+        stream: Handle::from_raw(crate::abi::raw(stream)),
+    };
+    stub::status::curand(stub::send_once(&call))
 }

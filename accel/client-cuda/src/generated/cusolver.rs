@@ -19,869 +19,869 @@ use crate::stub;
 /// `cusolverDnCgeqrf`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnCgeqrf() -> i64 {
-    stub::not_served(423, 9)
+    stub::not_served(500, 9)
 }
 
 /// `cusolverDnCgeqrf_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnCgeqrf_bufferSize() -> i64 {
-    stub::not_served(424, 9)
+    stub::not_served(501, 9)
 }
 
 /// `cusolverDnCgesvd`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnCgesvd() -> i64 {
-    stub::not_served(425, 9)
+    stub::not_served(502, 9)
 }
 
 /// `cusolverDnCgesvd_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnCgesvd_bufferSize() -> i64 {
-    stub::not_served(426, 9)
+    stub::not_served(503, 9)
 }
 
 /// `cusolverDnCgesvdaStridedBatched`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnCgesvdaStridedBatched() -> i64 {
-    stub::not_served(427, 9)
+    stub::not_served(504, 9)
 }
 
 /// `cusolverDnCgesvdaStridedBatched_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnCgesvdaStridedBatched_bufferSize() -> i64 {
-    stub::not_served(428, 9)
+    stub::not_served(505, 9)
 }
 
 /// `cusolverDnCgesvdj`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnCgesvdj() -> i64 {
-    stub::not_served(429, 9)
+    stub::not_served(506, 9)
 }
 
 /// `cusolverDnCgesvdjBatched`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnCgesvdjBatched() -> i64 {
-    stub::not_served(430, 9)
+    stub::not_served(507, 9)
 }
 
 /// `cusolverDnCgesvdjBatched_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnCgesvdjBatched_bufferSize() -> i64 {
-    stub::not_served(431, 9)
+    stub::not_served(508, 9)
 }
 
 /// `cusolverDnCgesvdj_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnCgesvdj_bufferSize() -> i64 {
-    stub::not_served(432, 9)
+    stub::not_served(509, 9)
 }
 
 /// `cusolverDnCgetrf`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnCgetrf() -> i64 {
-    stub::not_served(433, 9)
+    stub::not_served(510, 9)
 }
 
 /// `cusolverDnCgetrf_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnCgetrf_bufferSize() -> i64 {
-    stub::not_served(434, 9)
+    stub::not_served(511, 9)
 }
 
 /// `cusolverDnCgetrs`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnCgetrs() -> i64 {
-    stub::not_served(435, 9)
+    stub::not_served(512, 9)
 }
 
 /// `cusolverDnCheevd`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnCheevd() -> i64 {
-    stub::not_served(436, 9)
+    stub::not_served(513, 9)
 }
 
 /// `cusolverDnCheevd_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnCheevd_bufferSize() -> i64 {
-    stub::not_served(437, 9)
+    stub::not_served(514, 9)
 }
 
 /// `cusolverDnCheevj`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnCheevj() -> i64 {
-    stub::not_served(438, 9)
+    stub::not_served(515, 9)
 }
 
 /// `cusolverDnCheevjBatched`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnCheevjBatched() -> i64 {
-    stub::not_served(439, 9)
+    stub::not_served(516, 9)
 }
 
 /// `cusolverDnCheevjBatched_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnCheevjBatched_bufferSize() -> i64 {
-    stub::not_served(440, 9)
+    stub::not_served(517, 9)
 }
 
 /// `cusolverDnCheevj_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnCheevj_bufferSize() -> i64 {
-    stub::not_served(441, 9)
+    stub::not_served(518, 9)
 }
 
 /// `cusolverDnCpotrf`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnCpotrf() -> i64 {
-    stub::not_served(442, 9)
+    stub::not_served(519, 9)
 }
 
 /// `cusolverDnCpotrfBatched`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnCpotrfBatched() -> i64 {
-    stub::not_served(443, 9)
+    stub::not_served(520, 9)
 }
 
 /// `cusolverDnCpotrf_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnCpotrf_bufferSize() -> i64 {
-    stub::not_served(444, 9)
+    stub::not_served(521, 9)
 }
 
 /// `cusolverDnCpotrs`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnCpotrs() -> i64 {
-    stub::not_served(445, 9)
+    stub::not_served(522, 9)
 }
 
 /// `cusolverDnCpotrsBatched`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnCpotrsBatched() -> i64 {
-    stub::not_served(446, 9)
+    stub::not_served(523, 9)
 }
 
 /// `cusolverDnCreate`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnCreate() -> i64 {
-    stub::not_served(447, 9)
+    stub::not_served(524, 9)
 }
 
 /// `cusolverDnCreateGesvdjInfo`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnCreateGesvdjInfo() -> i64 {
-    stub::not_served(448, 9)
+    stub::not_served(525, 9)
 }
 
 /// `cusolverDnCreateParams`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnCreateParams() -> i64 {
-    stub::not_served(449, 9)
+    stub::not_served(526, 9)
 }
 
 /// `cusolverDnCreateSyevjInfo`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnCreateSyevjInfo() -> i64 {
-    stub::not_served(450, 9)
+    stub::not_served(527, 9)
 }
 
 /// `cusolverDnCsytrf`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnCsytrf() -> i64 {
-    stub::not_served(451, 9)
+    stub::not_served(528, 9)
 }
 
 /// `cusolverDnCsytrf_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnCsytrf_bufferSize() -> i64 {
-    stub::not_served(452, 9)
+    stub::not_served(529, 9)
 }
 
 /// `cusolverDnCungqr`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnCungqr() -> i64 {
-    stub::not_served(453, 9)
+    stub::not_served(530, 9)
 }
 
 /// `cusolverDnCungqr_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnCungqr_bufferSize() -> i64 {
-    stub::not_served(454, 9)
+    stub::not_served(531, 9)
 }
 
 /// `cusolverDnCunmqr`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnCunmqr() -> i64 {
-    stub::not_served(455, 9)
+    stub::not_served(532, 9)
 }
 
 /// `cusolverDnCunmqr_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnCunmqr_bufferSize() -> i64 {
-    stub::not_served(456, 9)
+    stub::not_served(533, 9)
 }
 
 /// `cusolverDnDestroy`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnDestroy() -> i64 {
-    stub::not_served(457, 9)
+    stub::not_served(534, 9)
 }
 
 /// `cusolverDnDestroyGesvdjInfo`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnDestroyGesvdjInfo() -> i64 {
-    stub::not_served(458, 9)
+    stub::not_served(535, 9)
 }
 
 /// `cusolverDnDestroyParams`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnDestroyParams() -> i64 {
-    stub::not_served(459, 9)
+    stub::not_served(536, 9)
 }
 
 /// `cusolverDnDestroySyevjInfo`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnDestroySyevjInfo() -> i64 {
-    stub::not_served(460, 9)
+    stub::not_served(537, 9)
 }
 
 /// `cusolverDnDgeqrf`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnDgeqrf() -> i64 {
-    stub::not_served(461, 9)
+    stub::not_served(538, 9)
 }
 
 /// `cusolverDnDgeqrf_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnDgeqrf_bufferSize() -> i64 {
-    stub::not_served(462, 9)
+    stub::not_served(539, 9)
 }
 
 /// `cusolverDnDgesvd`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnDgesvd() -> i64 {
-    stub::not_served(463, 9)
+    stub::not_served(540, 9)
 }
 
 /// `cusolverDnDgesvd_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnDgesvd_bufferSize() -> i64 {
-    stub::not_served(464, 9)
+    stub::not_served(541, 9)
 }
 
 /// `cusolverDnDgesvdaStridedBatched`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnDgesvdaStridedBatched() -> i64 {
-    stub::not_served(465, 9)
+    stub::not_served(542, 9)
 }
 
 /// `cusolverDnDgesvdaStridedBatched_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnDgesvdaStridedBatched_bufferSize() -> i64 {
-    stub::not_served(466, 9)
+    stub::not_served(543, 9)
 }
 
 /// `cusolverDnDgesvdj`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnDgesvdj() -> i64 {
-    stub::not_served(467, 9)
+    stub::not_served(544, 9)
 }
 
 /// `cusolverDnDgesvdjBatched`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnDgesvdjBatched() -> i64 {
-    stub::not_served(468, 9)
+    stub::not_served(545, 9)
 }
 
 /// `cusolverDnDgesvdjBatched_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnDgesvdjBatched_bufferSize() -> i64 {
-    stub::not_served(469, 9)
+    stub::not_served(546, 9)
 }
 
 /// `cusolverDnDgesvdj_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnDgesvdj_bufferSize() -> i64 {
-    stub::not_served(470, 9)
+    stub::not_served(547, 9)
 }
 
 /// `cusolverDnDgetrf`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnDgetrf() -> i64 {
-    stub::not_served(471, 9)
+    stub::not_served(548, 9)
 }
 
 /// `cusolverDnDgetrf_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnDgetrf_bufferSize() -> i64 {
-    stub::not_served(472, 9)
+    stub::not_served(549, 9)
 }
 
 /// `cusolverDnDgetrs`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnDgetrs() -> i64 {
-    stub::not_served(473, 9)
+    stub::not_served(550, 9)
 }
 
 /// `cusolverDnDorgqr`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnDorgqr() -> i64 {
-    stub::not_served(474, 9)
+    stub::not_served(551, 9)
 }
 
 /// `cusolverDnDorgqr_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnDorgqr_bufferSize() -> i64 {
-    stub::not_served(475, 9)
+    stub::not_served(552, 9)
 }
 
 /// `cusolverDnDormqr`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnDormqr() -> i64 {
-    stub::not_served(476, 9)
+    stub::not_served(553, 9)
 }
 
 /// `cusolverDnDormqr_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnDormqr_bufferSize() -> i64 {
-    stub::not_served(477, 9)
+    stub::not_served(554, 9)
 }
 
 /// `cusolverDnDpotrf`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnDpotrf() -> i64 {
-    stub::not_served(478, 9)
+    stub::not_served(555, 9)
 }
 
 /// `cusolverDnDpotrfBatched`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnDpotrfBatched() -> i64 {
-    stub::not_served(479, 9)
+    stub::not_served(556, 9)
 }
 
 /// `cusolverDnDpotrf_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnDpotrf_bufferSize() -> i64 {
-    stub::not_served(480, 9)
+    stub::not_served(557, 9)
 }
 
 /// `cusolverDnDpotrs`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnDpotrs() -> i64 {
-    stub::not_served(481, 9)
+    stub::not_served(558, 9)
 }
 
 /// `cusolverDnDpotrsBatched`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnDpotrsBatched() -> i64 {
-    stub::not_served(482, 9)
+    stub::not_served(559, 9)
 }
 
 /// `cusolverDnDsyevd`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnDsyevd() -> i64 {
-    stub::not_served(483, 9)
+    stub::not_served(560, 9)
 }
 
 /// `cusolverDnDsyevd_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnDsyevd_bufferSize() -> i64 {
-    stub::not_served(484, 9)
+    stub::not_served(561, 9)
 }
 
 /// `cusolverDnDsyevj`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnDsyevj() -> i64 {
-    stub::not_served(485, 9)
+    stub::not_served(562, 9)
 }
 
 /// `cusolverDnDsyevjBatched`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnDsyevjBatched() -> i64 {
-    stub::not_served(486, 9)
+    stub::not_served(563, 9)
 }
 
 /// `cusolverDnDsyevjBatched_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnDsyevjBatched_bufferSize() -> i64 {
-    stub::not_served(487, 9)
+    stub::not_served(564, 9)
 }
 
 /// `cusolverDnDsyevj_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnDsyevj_bufferSize() -> i64 {
-    stub::not_served(488, 9)
+    stub::not_served(565, 9)
 }
 
 /// `cusolverDnDsytrf`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnDsytrf() -> i64 {
-    stub::not_served(489, 9)
+    stub::not_served(566, 9)
 }
 
 /// `cusolverDnDsytrf_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnDsytrf_bufferSize() -> i64 {
-    stub::not_served(490, 9)
+    stub::not_served(567, 9)
 }
 
 /// `cusolverDnSetStream`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnSetStream() -> i64 {
-    stub::not_served(491, 9)
+    stub::not_served(568, 9)
 }
 
 /// `cusolverDnSgeqrf`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnSgeqrf() -> i64 {
-    stub::not_served(492, 9)
+    stub::not_served(569, 9)
 }
 
 /// `cusolverDnSgeqrf_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnSgeqrf_bufferSize() -> i64 {
-    stub::not_served(493, 9)
+    stub::not_served(570, 9)
 }
 
 /// `cusolverDnSgesvd`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnSgesvd() -> i64 {
-    stub::not_served(494, 9)
+    stub::not_served(571, 9)
 }
 
 /// `cusolverDnSgesvd_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnSgesvd_bufferSize() -> i64 {
-    stub::not_served(495, 9)
+    stub::not_served(572, 9)
 }
 
 /// `cusolverDnSgesvdaStridedBatched`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnSgesvdaStridedBatched() -> i64 {
-    stub::not_served(496, 9)
+    stub::not_served(573, 9)
 }
 
 /// `cusolverDnSgesvdaStridedBatched_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnSgesvdaStridedBatched_bufferSize() -> i64 {
-    stub::not_served(497, 9)
+    stub::not_served(574, 9)
 }
 
 /// `cusolverDnSgesvdj`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnSgesvdj() -> i64 {
-    stub::not_served(498, 9)
+    stub::not_served(575, 9)
 }
 
 /// `cusolverDnSgesvdjBatched`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnSgesvdjBatched() -> i64 {
-    stub::not_served(499, 9)
+    stub::not_served(576, 9)
 }
 
 /// `cusolverDnSgesvdjBatched_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnSgesvdjBatched_bufferSize() -> i64 {
-    stub::not_served(500, 9)
+    stub::not_served(577, 9)
 }
 
 /// `cusolverDnSgesvdj_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnSgesvdj_bufferSize() -> i64 {
-    stub::not_served(501, 9)
+    stub::not_served(578, 9)
 }
 
 /// `cusolverDnSgetrf`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnSgetrf() -> i64 {
-    stub::not_served(502, 9)
+    stub::not_served(579, 9)
 }
 
 /// `cusolverDnSgetrf_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnSgetrf_bufferSize() -> i64 {
-    stub::not_served(503, 9)
+    stub::not_served(580, 9)
 }
 
 /// `cusolverDnSgetrs`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnSgetrs() -> i64 {
-    stub::not_served(504, 9)
+    stub::not_served(581, 9)
 }
 
 /// `cusolverDnSorgqr`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnSorgqr() -> i64 {
-    stub::not_served(505, 9)
+    stub::not_served(582, 9)
 }
 
 /// `cusolverDnSorgqr_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnSorgqr_bufferSize() -> i64 {
-    stub::not_served(506, 9)
+    stub::not_served(583, 9)
 }
 
 /// `cusolverDnSormqr`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnSormqr() -> i64 {
-    stub::not_served(507, 9)
+    stub::not_served(584, 9)
 }
 
 /// `cusolverDnSormqr_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnSormqr_bufferSize() -> i64 {
-    stub::not_served(508, 9)
+    stub::not_served(585, 9)
 }
 
 /// `cusolverDnSpotrf`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnSpotrf() -> i64 {
-    stub::not_served(509, 9)
+    stub::not_served(586, 9)
 }
 
 /// `cusolverDnSpotrfBatched`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnSpotrfBatched() -> i64 {
-    stub::not_served(510, 9)
+    stub::not_served(587, 9)
 }
 
 /// `cusolverDnSpotrf_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnSpotrf_bufferSize() -> i64 {
-    stub::not_served(511, 9)
+    stub::not_served(588, 9)
 }
 
 /// `cusolverDnSpotrs`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnSpotrs() -> i64 {
-    stub::not_served(512, 9)
+    stub::not_served(589, 9)
 }
 
 /// `cusolverDnSpotrsBatched`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnSpotrsBatched() -> i64 {
-    stub::not_served(513, 9)
+    stub::not_served(590, 9)
 }
 
 /// `cusolverDnSsyevd`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnSsyevd() -> i64 {
-    stub::not_served(514, 9)
+    stub::not_served(591, 9)
 }
 
 /// `cusolverDnSsyevd_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnSsyevd_bufferSize() -> i64 {
-    stub::not_served(515, 9)
+    stub::not_served(592, 9)
 }
 
 /// `cusolverDnSsyevj`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnSsyevj() -> i64 {
-    stub::not_served(516, 9)
+    stub::not_served(593, 9)
 }
 
 /// `cusolverDnSsyevjBatched`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnSsyevjBatched() -> i64 {
-    stub::not_served(517, 9)
+    stub::not_served(594, 9)
 }
 
 /// `cusolverDnSsyevjBatched_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnSsyevjBatched_bufferSize() -> i64 {
-    stub::not_served(518, 9)
+    stub::not_served(595, 9)
 }
 
 /// `cusolverDnSsyevj_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnSsyevj_bufferSize() -> i64 {
-    stub::not_served(519, 9)
+    stub::not_served(596, 9)
 }
 
 /// `cusolverDnSsytrf`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnSsytrf() -> i64 {
-    stub::not_served(520, 9)
+    stub::not_served(597, 9)
 }
 
 /// `cusolverDnSsytrf_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnSsytrf_bufferSize() -> i64 {
-    stub::not_served(521, 9)
+    stub::not_served(598, 9)
 }
 
 /// `cusolverDnXgeev`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnXgeev() -> i64 {
-    stub::not_served(522, 9)
+    stub::not_served(599, 9)
 }
 
 /// `cusolverDnXgeev_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnXgeev_bufferSize() -> i64 {
-    stub::not_served(523, 9)
+    stub::not_served(600, 9)
 }
 
 /// `cusolverDnXgeqrf`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnXgeqrf() -> i64 {
-    stub::not_served(524, 9)
+    stub::not_served(601, 9)
 }
 
 /// `cusolverDnXgeqrf_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnXgeqrf_bufferSize() -> i64 {
-    stub::not_served(525, 9)
+    stub::not_served(602, 9)
 }
 
 /// `cusolverDnXgesvdjSetMaxSweeps`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnXgesvdjSetMaxSweeps() -> i64 {
-    stub::not_served(526, 9)
+    stub::not_served(603, 9)
 }
 
 /// `cusolverDnXgesvdjSetSortEig`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnXgesvdjSetSortEig() -> i64 {
-    stub::not_served(527, 9)
+    stub::not_served(604, 9)
 }
 
 /// `cusolverDnXgesvdjSetTolerance`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnXgesvdjSetTolerance() -> i64 {
-    stub::not_served(528, 9)
+    stub::not_served(605, 9)
 }
 
 /// `cusolverDnXpotrf`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnXpotrf() -> i64 {
-    stub::not_served(529, 9)
+    stub::not_served(606, 9)
 }
 
 /// `cusolverDnXpotrf_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnXpotrf_bufferSize() -> i64 {
-    stub::not_served(530, 9)
+    stub::not_served(607, 9)
 }
 
 /// `cusolverDnXpotrs`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnXpotrs() -> i64 {
-    stub::not_served(531, 9)
+    stub::not_served(608, 9)
 }
 
 /// `cusolverDnXsyevBatched`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnXsyevBatched() -> i64 {
-    stub::not_served(532, 9)
+    stub::not_served(609, 9)
 }
 
 /// `cusolverDnXsyevBatched_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnXsyevBatched_bufferSize() -> i64 {
-    stub::not_served(533, 9)
+    stub::not_served(610, 9)
 }
 
 /// `cusolverDnXsyevd`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnXsyevd() -> i64 {
-    stub::not_served(534, 9)
+    stub::not_served(611, 9)
 }
 
 /// `cusolverDnXsyevd_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnXsyevd_bufferSize() -> i64 {
-    stub::not_served(535, 9)
+    stub::not_served(612, 9)
 }
 
 /// `cusolverDnXsytrs`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnXsytrs() -> i64 {
-    stub::not_served(536, 9)
+    stub::not_served(613, 9)
 }
 
 /// `cusolverDnXsytrs_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnXsytrs_bufferSize() -> i64 {
-    stub::not_served(537, 9)
+    stub::not_served(614, 9)
 }
 
 /// `cusolverDnZgeqrf`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnZgeqrf() -> i64 {
-    stub::not_served(538, 9)
+    stub::not_served(615, 9)
 }
 
 /// `cusolverDnZgeqrf_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnZgeqrf_bufferSize() -> i64 {
-    stub::not_served(539, 9)
+    stub::not_served(616, 9)
 }
 
 /// `cusolverDnZgesvd`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnZgesvd() -> i64 {
-    stub::not_served(540, 9)
+    stub::not_served(617, 9)
 }
 
 /// `cusolverDnZgesvd_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnZgesvd_bufferSize() -> i64 {
-    stub::not_served(541, 9)
+    stub::not_served(618, 9)
 }
 
 /// `cusolverDnZgesvdaStridedBatched`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnZgesvdaStridedBatched() -> i64 {
-    stub::not_served(542, 9)
+    stub::not_served(619, 9)
 }
 
 /// `cusolverDnZgesvdaStridedBatched_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnZgesvdaStridedBatched_bufferSize() -> i64 {
-    stub::not_served(543, 9)
+    stub::not_served(620, 9)
 }
 
 /// `cusolverDnZgesvdj`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnZgesvdj() -> i64 {
-    stub::not_served(544, 9)
+    stub::not_served(621, 9)
 }
 
 /// `cusolverDnZgesvdjBatched`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnZgesvdjBatched() -> i64 {
-    stub::not_served(545, 9)
+    stub::not_served(622, 9)
 }
 
 /// `cusolverDnZgesvdjBatched_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnZgesvdjBatched_bufferSize() -> i64 {
-    stub::not_served(546, 9)
+    stub::not_served(623, 9)
 }
 
 /// `cusolverDnZgesvdj_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnZgesvdj_bufferSize() -> i64 {
-    stub::not_served(547, 9)
+    stub::not_served(624, 9)
 }
 
 /// `cusolverDnZgetrf`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnZgetrf() -> i64 {
-    stub::not_served(548, 9)
+    stub::not_served(625, 9)
 }
 
 /// `cusolverDnZgetrf_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnZgetrf_bufferSize() -> i64 {
-    stub::not_served(549, 9)
+    stub::not_served(626, 9)
 }
 
 /// `cusolverDnZgetrs`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnZgetrs() -> i64 {
-    stub::not_served(550, 9)
+    stub::not_served(627, 9)
 }
 
 /// `cusolverDnZheevd`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnZheevd() -> i64 {
-    stub::not_served(551, 9)
+    stub::not_served(628, 9)
 }
 
 /// `cusolverDnZheevd_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnZheevd_bufferSize() -> i64 {
-    stub::not_served(552, 9)
+    stub::not_served(629, 9)
 }
 
 /// `cusolverDnZheevj`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnZheevj() -> i64 {
-    stub::not_served(553, 9)
+    stub::not_served(630, 9)
 }
 
 /// `cusolverDnZheevjBatched`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnZheevjBatched() -> i64 {
-    stub::not_served(554, 9)
+    stub::not_served(631, 9)
 }
 
 /// `cusolverDnZheevjBatched_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnZheevjBatched_bufferSize() -> i64 {
-    stub::not_served(555, 9)
+    stub::not_served(632, 9)
 }
 
 /// `cusolverDnZheevj_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnZheevj_bufferSize() -> i64 {
-    stub::not_served(556, 9)
+    stub::not_served(633, 9)
 }
 
 /// `cusolverDnZpotrf`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnZpotrf() -> i64 {
-    stub::not_served(557, 9)
+    stub::not_served(634, 9)
 }
 
 /// `cusolverDnZpotrfBatched`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnZpotrfBatched() -> i64 {
-    stub::not_served(558, 9)
+    stub::not_served(635, 9)
 }
 
 /// `cusolverDnZpotrf_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnZpotrf_bufferSize() -> i64 {
-    stub::not_served(559, 9)
+    stub::not_served(636, 9)
 }
 
 /// `cusolverDnZpotrs`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnZpotrs() -> i64 {
-    stub::not_served(560, 9)
+    stub::not_served(637, 9)
 }
 
 /// `cusolverDnZpotrsBatched`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnZpotrsBatched() -> i64 {
-    stub::not_served(561, 9)
+    stub::not_served(638, 9)
 }
 
 /// `cusolverDnZsytrf`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnZsytrf() -> i64 {
-    stub::not_served(562, 9)
+    stub::not_served(639, 9)
 }
 
 /// `cusolverDnZsytrf_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnZsytrf_bufferSize() -> i64 {
-    stub::not_served(563, 9)
+    stub::not_served(640, 9)
 }
 
 /// `cusolverDnZungqr`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnZungqr() -> i64 {
-    stub::not_served(564, 9)
+    stub::not_served(641, 9)
 }
 
 /// `cusolverDnZungqr_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnZungqr_bufferSize() -> i64 {
-    stub::not_served(565, 9)
+    stub::not_served(642, 9)
 }
 
 /// `cusolverDnZunmqr`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnZunmqr() -> i64 {
-    stub::not_served(566, 9)
+    stub::not_served(643, 9)
 }
 
 /// `cusolverDnZunmqr_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusolverDnZunmqr_bufferSize() -> i64 {
-    stub::not_served(567, 9)
+    stub::not_served(644, 9)
 }

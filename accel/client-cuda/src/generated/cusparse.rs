@@ -19,241 +19,241 @@ use crate::stub;
 /// `cusparseCbsrmm`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseCbsrmm() -> i64 {
-    stub::not_served(568, 10)
+    stub::not_served(645, 10)
 }
 
 /// `cusparseCbsrmv`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseCbsrmv() -> i64 {
-    stub::not_served(569, 10)
+    stub::not_served(646, 10)
 }
 
 /// `cusparseCbsrsm2_analysis`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseCbsrsm2_analysis() -> i64 {
-    stub::not_served(570, 10)
+    stub::not_served(647, 10)
 }
 
 /// `cusparseCbsrsm2_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseCbsrsm2_bufferSize() -> i64 {
-    stub::not_served(571, 10)
+    stub::not_served(648, 10)
 }
 
 /// `cusparseCbsrsm2_solve`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseCbsrsm2_solve() -> i64 {
-    stub::not_served(572, 10)
+    stub::not_served(649, 10)
 }
 
 /// `cusparseCbsrsv2_analysis`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseCbsrsv2_analysis() -> i64 {
-    stub::not_served(573, 10)
+    stub::not_served(650, 10)
 }
 
 /// `cusparseCbsrsv2_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseCbsrsv2_bufferSize() -> i64 {
-    stub::not_served(574, 10)
+    stub::not_served(651, 10)
 }
 
 /// `cusparseCbsrsv2_solve`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseCbsrsv2_solve() -> i64 {
-    stub::not_served(575, 10)
+    stub::not_served(652, 10)
 }
 
 /// `cusparseCcsrgeam2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseCcsrgeam2() -> i64 {
-    stub::not_served(576, 10)
+    stub::not_served(653, 10)
 }
 
 /// `cusparseCcsrgeam2_bufferSizeExt`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseCcsrgeam2_bufferSizeExt() -> i64 {
-    stub::not_served(577, 10)
+    stub::not_served(654, 10)
 }
 
 /// `cusparseCreate`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseCreate() -> i64 {
-    stub::not_served(578, 10)
+    stub::not_served(655, 10)
 }
 
 /// `cusparseCreateBsrsm2Info`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseCreateBsrsm2Info() -> i64 {
-    stub::not_served(579, 10)
+    stub::not_served(656, 10)
 }
 
 /// `cusparseCreateBsrsv2Info`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseCreateBsrsv2Info() -> i64 {
-    stub::not_served(580, 10)
+    stub::not_served(657, 10)
 }
 
 /// `cusparseCreateCoo`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseCreateCoo() -> i64 {
-    stub::not_served(581, 10)
+    stub::not_served(658, 10)
 }
 
 /// `cusparseCreateCsr`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseCreateCsr() -> i64 {
-    stub::not_served(582, 10)
+    stub::not_served(659, 10)
 }
 
 /// `cusparseCreateDnMat`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseCreateDnMat() -> i64 {
-    stub::not_served(583, 10)
+    stub::not_served(660, 10)
 }
 
 /// `cusparseCreateDnVec`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseCreateDnVec() -> i64 {
-    stub::not_served(584, 10)
+    stub::not_served(661, 10)
 }
 
 /// `cusparseCreateIdentityPermutation`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseCreateIdentityPermutation() -> i64 {
-    stub::not_served(585, 10)
+    stub::not_served(662, 10)
 }
 
 /// `cusparseCreateMatDescr`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseCreateMatDescr() -> i64 {
-    stub::not_served(586, 10)
+    stub::not_served(663, 10)
 }
 
 /// `cusparseCsrSetPointers`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseCsrSetPointers() -> i64 {
-    stub::not_served(587, 10)
+    stub::not_served(664, 10)
 }
 
 /// `cusparseCsrSetStridedBatch`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseCsrSetStridedBatch() -> i64 {
-    stub::not_served(588, 10)
+    stub::not_served(665, 10)
 }
 
 /// `cusparseDbsrmm`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseDbsrmm() -> i64 {
-    stub::not_served(589, 10)
+    stub::not_served(666, 10)
 }
 
 /// `cusparseDbsrmv`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseDbsrmv() -> i64 {
-    stub::not_served(590, 10)
+    stub::not_served(667, 10)
 }
 
 /// `cusparseDbsrsm2_analysis`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseDbsrsm2_analysis() -> i64 {
-    stub::not_served(591, 10)
+    stub::not_served(668, 10)
 }
 
 /// `cusparseDbsrsm2_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseDbsrsm2_bufferSize() -> i64 {
-    stub::not_served(592, 10)
+    stub::not_served(669, 10)
 }
 
 /// `cusparseDbsrsm2_solve`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseDbsrsm2_solve() -> i64 {
-    stub::not_served(593, 10)
+    stub::not_served(670, 10)
 }
 
 /// `cusparseDbsrsv2_analysis`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseDbsrsv2_analysis() -> i64 {
-    stub::not_served(594, 10)
+    stub::not_served(671, 10)
 }
 
 /// `cusparseDbsrsv2_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseDbsrsv2_bufferSize() -> i64 {
-    stub::not_served(595, 10)
+    stub::not_served(672, 10)
 }
 
 /// `cusparseDbsrsv2_solve`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseDbsrsv2_solve() -> i64 {
-    stub::not_served(596, 10)
+    stub::not_served(673, 10)
 }
 
 /// `cusparseDcsrgeam2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseDcsrgeam2() -> i64 {
-    stub::not_served(597, 10)
+    stub::not_served(674, 10)
 }
 
 /// `cusparseDcsrgeam2_bufferSizeExt`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseDcsrgeam2_bufferSizeExt() -> i64 {
-    stub::not_served(598, 10)
+    stub::not_served(675, 10)
 }
 
 /// `cusparseDestroy`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseDestroy() -> i64 {
-    stub::not_served(599, 10)
+    stub::not_served(676, 10)
 }
 
 /// `cusparseDestroyBsrsm2Info`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseDestroyBsrsm2Info() -> i64 {
-    stub::not_served(600, 10)
+    stub::not_served(677, 10)
 }
 
 /// `cusparseDestroyBsrsv2Info`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseDestroyBsrsv2Info() -> i64 {
-    stub::not_served(601, 10)
+    stub::not_served(678, 10)
 }
 
 /// `cusparseDestroyDnMat`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseDestroyDnMat() -> i64 {
-    stub::not_served(602, 10)
+    stub::not_served(679, 10)
 }
 
 /// `cusparseDestroyDnVec`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseDestroyDnVec() -> i64 {
-    stub::not_served(603, 10)
+    stub::not_served(680, 10)
 }
 
 /// `cusparseDestroyMatDescr`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseDestroyMatDescr() -> i64 {
-    stub::not_served(604, 10)
+    stub::not_served(681, 10)
 }
 
 /// `cusparseDestroySpMat`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseDestroySpMat() -> i64 {
-    stub::not_served(605, 10)
+    stub::not_served(682, 10)
 }
 
 /// `cusparseDnMatSetStridedBatch`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseDnMatSetStridedBatch() -> i64 {
-    stub::not_served(606, 10)
+    stub::not_served(683, 10)
 }
 
 /// `char * cusparseGetErrorString(cusparseStatus_t status)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_cusparseGetErrorString(status: i32) -> *const u8 {
-    stub::enter(607);
+    stub::enter(684);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe { crate::cusparse::cusparseGetErrorString(status) }
 }
@@ -261,347 +261,347 @@ unsafe extern "C" fn basalt_cusparseGetErrorString(status: i32) -> *const u8 {
 /// `cusparseSDDMM`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseSDDMM() -> i64 {
-    stub::not_served(608, 10)
+    stub::not_served(685, 10)
 }
 
 /// `cusparseSDDMM_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseSDDMM_bufferSize() -> i64 {
-    stub::not_served(609, 10)
+    stub::not_served(686, 10)
 }
 
 /// `cusparseSDDMM_preprocess`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseSDDMM_preprocess() -> i64 {
-    stub::not_served(610, 10)
+    stub::not_served(687, 10)
 }
 
 /// `cusparseSbsrmm`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseSbsrmm() -> i64 {
-    stub::not_served(611, 10)
+    stub::not_served(688, 10)
 }
 
 /// `cusparseSbsrmv`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseSbsrmv() -> i64 {
-    stub::not_served(612, 10)
+    stub::not_served(689, 10)
 }
 
 /// `cusparseSbsrsm2_analysis`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseSbsrsm2_analysis() -> i64 {
-    stub::not_served(613, 10)
+    stub::not_served(690, 10)
 }
 
 /// `cusparseSbsrsm2_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseSbsrsm2_bufferSize() -> i64 {
-    stub::not_served(614, 10)
+    stub::not_served(691, 10)
 }
 
 /// `cusparseSbsrsm2_solve`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseSbsrsm2_solve() -> i64 {
-    stub::not_served(615, 10)
+    stub::not_served(692, 10)
 }
 
 /// `cusparseSbsrsv2_analysis`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseSbsrsv2_analysis() -> i64 {
-    stub::not_served(616, 10)
+    stub::not_served(693, 10)
 }
 
 /// `cusparseSbsrsv2_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseSbsrsv2_bufferSize() -> i64 {
-    stub::not_served(617, 10)
+    stub::not_served(694, 10)
 }
 
 /// `cusparseSbsrsv2_solve`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseSbsrsv2_solve() -> i64 {
-    stub::not_served(618, 10)
+    stub::not_served(695, 10)
 }
 
 /// `cusparseScsrgeam2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseScsrgeam2() -> i64 {
-    stub::not_served(619, 10)
+    stub::not_served(696, 10)
 }
 
 /// `cusparseScsrgeam2_bufferSizeExt`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseScsrgeam2_bufferSizeExt() -> i64 {
-    stub::not_served(620, 10)
+    stub::not_served(697, 10)
 }
 
 /// `cusparseSetMatDiagType`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseSetMatDiagType() -> i64 {
-    stub::not_served(621, 10)
+    stub::not_served(698, 10)
 }
 
 /// `cusparseSetMatFillMode`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseSetMatFillMode() -> i64 {
-    stub::not_served(622, 10)
+    stub::not_served(699, 10)
 }
 
 /// `cusparseSetMatIndexBase`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseSetMatIndexBase() -> i64 {
-    stub::not_served(623, 10)
+    stub::not_served(700, 10)
 }
 
 /// `cusparseSetMatType`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseSetMatType() -> i64 {
-    stub::not_served(624, 10)
+    stub::not_served(701, 10)
 }
 
 /// `cusparseSetPointerMode`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseSetPointerMode() -> i64 {
-    stub::not_served(625, 10)
+    stub::not_served(702, 10)
 }
 
 /// `cusparseSetStream`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseSetStream() -> i64 {
-    stub::not_served(626, 10)
+    stub::not_served(703, 10)
 }
 
 /// `cusparseSpGEMM_compute`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseSpGEMM_compute() -> i64 {
-    stub::not_served(627, 10)
+    stub::not_served(704, 10)
 }
 
 /// `cusparseSpGEMM_copy`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseSpGEMM_copy() -> i64 {
-    stub::not_served(628, 10)
+    stub::not_served(705, 10)
 }
 
 /// `cusparseSpGEMM_createDescr`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseSpGEMM_createDescr() -> i64 {
-    stub::not_served(629, 10)
+    stub::not_served(706, 10)
 }
 
 /// `cusparseSpGEMM_destroyDescr`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseSpGEMM_destroyDescr() -> i64 {
-    stub::not_served(630, 10)
+    stub::not_served(707, 10)
 }
 
 /// `cusparseSpGEMM_workEstimation`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseSpGEMM_workEstimation() -> i64 {
-    stub::not_served(631, 10)
+    stub::not_served(708, 10)
 }
 
 /// `cusparseSpMM`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseSpMM() -> i64 {
-    stub::not_served(632, 10)
+    stub::not_served(709, 10)
 }
 
 /// `cusparseSpMM_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseSpMM_bufferSize() -> i64 {
-    stub::not_served(633, 10)
+    stub::not_served(710, 10)
 }
 
 /// `cusparseSpMV`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseSpMV() -> i64 {
-    stub::not_served(634, 10)
+    stub::not_served(711, 10)
 }
 
 /// `cusparseSpMV_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseSpMV_bufferSize() -> i64 {
-    stub::not_served(635, 10)
+    stub::not_served(712, 10)
 }
 
 /// `cusparseSpMatGetSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseSpMatGetSize() -> i64 {
-    stub::not_served(636, 10)
+    stub::not_served(713, 10)
 }
 
 /// `cusparseSpMatSetAttribute`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseSpMatSetAttribute() -> i64 {
-    stub::not_served(637, 10)
+    stub::not_served(714, 10)
 }
 
 /// `cusparseSpSM_analysis`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseSpSM_analysis() -> i64 {
-    stub::not_served(638, 10)
+    stub::not_served(715, 10)
 }
 
 /// `cusparseSpSM_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseSpSM_bufferSize() -> i64 {
-    stub::not_served(639, 10)
+    stub::not_served(716, 10)
 }
 
 /// `cusparseSpSM_createDescr`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseSpSM_createDescr() -> i64 {
-    stub::not_served(640, 10)
+    stub::not_served(717, 10)
 }
 
 /// `cusparseSpSM_destroyDescr`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseSpSM_destroyDescr() -> i64 {
-    stub::not_served(641, 10)
+    stub::not_served(718, 10)
 }
 
 /// `cusparseSpSM_solve`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseSpSM_solve() -> i64 {
-    stub::not_served(642, 10)
+    stub::not_served(719, 10)
 }
 
 /// `cusparseSpSV_analysis`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseSpSV_analysis() -> i64 {
-    stub::not_served(643, 10)
+    stub::not_served(720, 10)
 }
 
 /// `cusparseSpSV_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseSpSV_bufferSize() -> i64 {
-    stub::not_served(644, 10)
+    stub::not_served(721, 10)
 }
 
 /// `cusparseSpSV_createDescr`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseSpSV_createDescr() -> i64 {
-    stub::not_served(645, 10)
+    stub::not_served(722, 10)
 }
 
 /// `cusparseSpSV_destroyDescr`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseSpSV_destroyDescr() -> i64 {
-    stub::not_served(646, 10)
+    stub::not_served(723, 10)
 }
 
 /// `cusparseSpSV_solve`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseSpSV_solve() -> i64 {
-    stub::not_served(647, 10)
+    stub::not_served(724, 10)
 }
 
 /// `cusparseXbsrsm2_zeroPivot`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseXbsrsm2_zeroPivot() -> i64 {
-    stub::not_served(648, 10)
+    stub::not_served(725, 10)
 }
 
 /// `cusparseXbsrsv2_zeroPivot`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseXbsrsv2_zeroPivot() -> i64 {
-    stub::not_served(649, 10)
+    stub::not_served(726, 10)
 }
 
 /// `cusparseXcoo2csr`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseXcoo2csr() -> i64 {
-    stub::not_served(650, 10)
+    stub::not_served(727, 10)
 }
 
 /// `cusparseXcoosortByRow`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseXcoosortByRow() -> i64 {
-    stub::not_served(651, 10)
+    stub::not_served(728, 10)
 }
 
 /// `cusparseXcoosort_bufferSizeExt`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseXcoosort_bufferSizeExt() -> i64 {
-    stub::not_served(652, 10)
+    stub::not_served(729, 10)
 }
 
 /// `cusparseXcsrgeam2Nnz`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseXcsrgeam2Nnz() -> i64 {
-    stub::not_served(653, 10)
+    stub::not_served(730, 10)
 }
 
 /// `cusparseXcsrsort`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseXcsrsort() -> i64 {
-    stub::not_served(654, 10)
+    stub::not_served(731, 10)
 }
 
 /// `cusparseXcsrsort_bufferSizeExt`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseXcsrsort_bufferSizeExt() -> i64 {
-    stub::not_served(655, 10)
+    stub::not_served(732, 10)
 }
 
 /// `cusparseZbsrmm`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseZbsrmm() -> i64 {
-    stub::not_served(656, 10)
+    stub::not_served(733, 10)
 }
 
 /// `cusparseZbsrmv`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseZbsrmv() -> i64 {
-    stub::not_served(657, 10)
+    stub::not_served(734, 10)
 }
 
 /// `cusparseZbsrsm2_analysis`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseZbsrsm2_analysis() -> i64 {
-    stub::not_served(658, 10)
+    stub::not_served(735, 10)
 }
 
 /// `cusparseZbsrsm2_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseZbsrsm2_bufferSize() -> i64 {
-    stub::not_served(659, 10)
+    stub::not_served(736, 10)
 }
 
 /// `cusparseZbsrsm2_solve`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseZbsrsm2_solve() -> i64 {
-    stub::not_served(660, 10)
+    stub::not_served(737, 10)
 }
 
 /// `cusparseZbsrsv2_analysis`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseZbsrsv2_analysis() -> i64 {
-    stub::not_served(661, 10)
+    stub::not_served(738, 10)
 }
 
 /// `cusparseZbsrsv2_bufferSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseZbsrsv2_bufferSize() -> i64 {
-    stub::not_served(662, 10)
+    stub::not_served(739, 10)
 }
 
 /// `cusparseZbsrsv2_solve`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseZbsrsv2_solve() -> i64 {
-    stub::not_served(663, 10)
+    stub::not_served(740, 10)
 }
 
 /// `cusparseZcsrgeam2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseZcsrgeam2() -> i64 {
-    stub::not_served(664, 10)
+    stub::not_served(741, 10)
 }
 
 /// `cusparseZcsrgeam2_bufferSizeExt`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseZcsrgeam2_bufferSizeExt() -> i64 {
-    stub::not_served(665, 10)
+    stub::not_served(742, 10)
 }

@@ -19,95 +19,95 @@ use crate::stub;
 /// `cusparseLtDenseDescriptorInit`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseLtDenseDescriptorInit() -> i64 {
-    stub::not_served(666, 10)
+    stub::not_served(743, 10)
 }
 
 /// `cusparseLtInit`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseLtInit() -> i64 {
-    stub::not_served(667, 10)
+    stub::not_served(744, 10)
 }
 
 /// `cusparseLtMatDescriptorDestroy`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseLtMatDescriptorDestroy() -> i64 {
-    stub::not_served(668, 10)
+    stub::not_served(745, 10)
 }
 
 /// `cusparseLtMatmul`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseLtMatmul() -> i64 {
-    stub::not_served(669, 10)
+    stub::not_served(746, 10)
 }
 
 /// `cusparseLtMatmulAlgGetAttribute`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseLtMatmulAlgGetAttribute() -> i64 {
-    stub::not_served(670, 10)
+    stub::not_served(747, 10)
 }
 
 /// `cusparseLtMatmulAlgSelectionInit`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseLtMatmulAlgSelectionInit() -> i64 {
-    stub::not_served(671, 10)
+    stub::not_served(748, 10)
 }
 
 /// `cusparseLtMatmulAlgSetAttribute`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseLtMatmulAlgSetAttribute() -> i64 {
-    stub::not_served(672, 10)
+    stub::not_served(749, 10)
 }
 
 /// `cusparseLtMatmulDescSetAttribute`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseLtMatmulDescSetAttribute() -> i64 {
-    stub::not_served(673, 10)
+    stub::not_served(750, 10)
 }
 
 /// `cusparseLtMatmulDescriptorInit`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseLtMatmulDescriptorInit() -> i64 {
-    stub::not_served(674, 10)
+    stub::not_served(751, 10)
 }
 
 /// `cusparseLtMatmulGetWorkspace`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseLtMatmulGetWorkspace() -> i64 {
-    stub::not_served(675, 10)
+    stub::not_served(752, 10)
 }
 
 /// `cusparseLtMatmulPlanDestroy`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseLtMatmulPlanDestroy() -> i64 {
-    stub::not_served(676, 10)
+    stub::not_served(753, 10)
 }
 
 /// `cusparseLtMatmulPlanInit`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseLtMatmulPlanInit() -> i64 {
-    stub::not_served(677, 10)
+    stub::not_served(754, 10)
 }
 
 /// `cusparseLtMatmulSearch`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseLtMatmulSearch() -> i64 {
-    stub::not_served(678, 10)
+    stub::not_served(755, 10)
 }
 
 /// `cusparseLtSpMMACompress2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseLtSpMMACompress2() -> i64 {
-    stub::not_served(679, 10)
+    stub::not_served(756, 10)
 }
 
 /// `cusparseLtSpMMACompressedSize2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseLtSpMMACompressedSize2() -> i64 {
-    stub::not_served(680, 10)
+    stub::not_served(757, 10)
 }
 
 /// `cusparseLtStructuredDescriptorInit`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_cusparseLtStructuredDescriptorInit() -> i64 {
-    stub::not_served(681, 10)
+    stub::not_served(758, 10)
 }

@@ -21,145 +21,145 @@ use crate::stub;
 /// `ncclAllGather`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_ncclAllGather() -> i64 {
-    stub::not_served(682, 5)
+    stub::not_served(759, 5)
 }
 
 /// `ncclAllReduce`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_ncclAllReduce() -> i64 {
-    stub::not_served(683, 5)
+    stub::not_served(760, 5)
 }
 
 /// `ncclAlltoAll`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_ncclAlltoAll() -> i64 {
-    stub::not_served(684, 5)
+    stub::not_served(761, 5)
 }
 
 /// `ncclBcast`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_ncclBcast() -> i64 {
-    stub::not_served(685, 5)
+    stub::not_served(762, 5)
 }
 
 /// `ncclBroadcast`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_ncclBroadcast() -> i64 {
-    stub::not_served(686, 5)
+    stub::not_served(763, 5)
 }
 
 /// `ncclCommAbort`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_ncclCommAbort() -> i64 {
-    stub::not_served(687, 5)
+    stub::not_served(764, 5)
 }
 
 /// `ncclCommCount`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_ncclCommCount() -> i64 {
-    stub::not_served(688, 5)
+    stub::not_served(765, 5)
 }
 
 /// `ncclCommDeregister`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_ncclCommDeregister() -> i64 {
-    stub::not_served(689, 5)
+    stub::not_served(766, 5)
 }
 
 /// `ncclCommDestroy`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_ncclCommDestroy() -> i64 {
-    stub::not_served(690, 5)
+    stub::not_served(767, 5)
 }
 
 /// `ncclCommFinalize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_ncclCommFinalize() -> i64 {
-    stub::not_served(691, 5)
+    stub::not_served(768, 5)
 }
 
 /// `ncclCommGetAsyncError`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_ncclCommGetAsyncError() -> i64 {
-    stub::not_served(692, 5)
+    stub::not_served(769, 5)
 }
 
 /// `ncclCommInitAll`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_ncclCommInitAll() -> i64 {
-    stub::not_served(693, 5)
+    stub::not_served(770, 5)
 }
 
 /// `ncclCommInitRank`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_ncclCommInitRank() -> i64 {
-    stub::not_served(694, 5)
+    stub::not_served(771, 5)
 }
 
 /// `ncclCommInitRankConfig`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_ncclCommInitRankConfig() -> i64 {
-    stub::not_served(695, 5)
+    stub::not_served(772, 5)
 }
 
 /// `ncclCommInitRankScalable`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_ncclCommInitRankScalable() -> i64 {
-    stub::not_served(696, 5)
+    stub::not_served(773, 5)
 }
 
 /// `ncclCommRegister`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_ncclCommRegister() -> i64 {
-    stub::not_served(697, 5)
+    stub::not_served(774, 5)
 }
 
 /// `ncclCommShrink`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_ncclCommShrink() -> i64 {
-    stub::not_served(698, 5)
+    stub::not_served(775, 5)
 }
 
 /// `ncclCommSplit`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_ncclCommSplit() -> i64 {
-    stub::not_served(699, 5)
+    stub::not_served(776, 5)
 }
 
 /// `ncclCommUserRank`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_ncclCommUserRank() -> i64 {
-    stub::not_served(700, 5)
+    stub::not_served(777, 5)
 }
 
 /// `ncclCommWindowDeregister`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_ncclCommWindowDeregister() -> i64 {
-    stub::not_served(701, 5)
+    stub::not_served(778, 5)
 }
 
 /// `ncclCommWindowRegister`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_ncclCommWindowRegister() -> i64 {
-    stub::not_served(702, 5)
+    stub::not_served(779, 5)
 }
 
 /// `ncclDevCommCreate`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_ncclDevCommCreate() -> i64 {
-    stub::not_served(703, 5)
+    stub::not_served(780, 5)
 }
 
 /// `ncclDevCommDestroy`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_ncclDevCommDestroy() -> i64 {
-    stub::not_served(704, 5)
+    stub::not_served(781, 5)
 }
 
 /// `char * ncclGetErrorString(ncclResult_t result)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_ncclGetErrorString(result: i32) -> *const u8 {
-    stub::enter(705);
+    stub::enter(782);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe { crate::nccl::ncclGetErrorString(result) }
 }
@@ -167,7 +167,7 @@ unsafe extern "C" fn basalt_ncclGetErrorString(result: i32) -> *const u8 {
 /// `char * ncclGetLastError(void *comm)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_ncclGetLastError(comm: *mut c_void) -> *const u8 {
-    stub::enter(706);
+    stub::enter(783);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe { crate::nccl::ncclGetLastError(comm) }
 }
@@ -175,77 +175,77 @@ unsafe extern "C" fn basalt_ncclGetLastError(comm: *mut c_void) -> *const u8 {
 /// `ncclGetUniqueId`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_ncclGetUniqueId() -> i64 {
-    stub::not_served(707, 5)
+    stub::not_served(784, 5)
 }
 
 /// `ncclGetVersion`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_ncclGetVersion() -> i64 {
-    stub::not_served(708, 5)
+    stub::not_served(785, 5)
 }
 
 /// `ncclGroupEnd`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_ncclGroupEnd() -> i64 {
-    stub::not_served(709, 5)
+    stub::not_served(786, 5)
 }
 
 /// `ncclGroupSimulateEnd`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_ncclGroupSimulateEnd() -> i64 {
-    stub::not_served(710, 5)
+    stub::not_served(787, 5)
 }
 
 /// `ncclGroupStart`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_ncclGroupStart() -> i64 {
-    stub::not_served(711, 5)
+    stub::not_served(788, 5)
 }
 
 /// `ncclMemAlloc`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_ncclMemAlloc() -> i64 {
-    stub::not_served(712, 5)
+    stub::not_served(789, 5)
 }
 
 /// `ncclMemFree`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_ncclMemFree() -> i64 {
-    stub::not_served(713, 5)
+    stub::not_served(790, 5)
 }
 
 /// `ncclRecv`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_ncclRecv() -> i64 {
-    stub::not_served(714, 5)
+    stub::not_served(791, 5)
 }
 
 /// `ncclRedOpCreatePreMulSum`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_ncclRedOpCreatePreMulSum() -> i64 {
-    stub::not_served(715, 5)
+    stub::not_served(792, 5)
 }
 
 /// `ncclRedOpDestroy`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_ncclRedOpDestroy() -> i64 {
-    stub::not_served(716, 5)
+    stub::not_served(793, 5)
 }
 
 /// `ncclReduce`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_ncclReduce() -> i64 {
-    stub::not_served(717, 5)
+    stub::not_served(794, 5)
 }
 
 /// `ncclReduceScatter`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_ncclReduceScatter() -> i64 {
-    stub::not_served(718, 5)
+    stub::not_served(795, 5)
 }
 
 /// `ncclSend`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_ncclSend() -> i64 {
-    stub::not_served(719, 5)
+    stub::not_served(796, 5)
 }

@@ -19,19 +19,19 @@ use crate::stub;
 /// `nvmlDeviceGetComputeRunningProcesses`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_nvmlDeviceGetComputeRunningProcesses() -> i64 {
-    stub::not_served(720, 3)
+    stub::not_served(797, 3)
 }
 
 /// `nvmlDeviceGetComputeRunningProcesses_v3`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_nvmlDeviceGetComputeRunningProcesses_v3() -> i64 {
-    stub::not_served(721, 3)
+    stub::not_served(798, 3)
 }
 
 /// `nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *deviceCount)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_nvmlDeviceGetCount_v2(device_count: *mut u32) -> i32 {
-    stub::enter(722);
+    stub::enter(799);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe { crate::nvml::nvmlDeviceGetCount_v2(device_count) }
 }
@@ -39,55 +39,55 @@ unsafe extern "C" fn basalt_nvmlDeviceGetCount_v2(device_count: *mut u32) -> i32
 /// `nvmlDeviceGetHandleByIndex_v2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_nvmlDeviceGetHandleByIndex_v2() -> i64 {
-    stub::not_served(723, 3)
+    stub::not_served(800, 3)
 }
 
 /// `nvmlDeviceGetHandleByPciBusId_v2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_nvmlDeviceGetHandleByPciBusId_v2() -> i64 {
-    stub::not_served(724, 3)
+    stub::not_served(801, 3)
 }
 
 /// `nvmlDeviceGetMemoryInfo`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_nvmlDeviceGetMemoryInfo() -> i64 {
-    stub::not_served(725, 3)
+    stub::not_served(802, 3)
 }
 
 /// `nvmlDeviceGetName`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_nvmlDeviceGetName() -> i64 {
-    stub::not_served(726, 3)
+    stub::not_served(803, 3)
 }
 
 /// `nvmlDeviceGetNvLinkRemoteDeviceType`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_nvmlDeviceGetNvLinkRemoteDeviceType() -> i64 {
-    stub::not_served(727, 3)
+    stub::not_served(804, 3)
 }
 
 /// `nvmlDeviceGetNvLinkRemotePciInfo_v2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_nvmlDeviceGetNvLinkRemotePciInfo_v2() -> i64 {
-    stub::not_served(728, 3)
+    stub::not_served(805, 3)
 }
 
 /// `nvmlDeviceGetUUID`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_nvmlDeviceGetUUID() -> i64 {
-    stub::not_served(729, 3)
+    stub::not_served(806, 3)
 }
 
 /// `nvmlDeviceGetUtilizationRates`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_nvmlDeviceGetUtilizationRates() -> i64 {
-    stub::not_served(730, 3)
+    stub::not_served(807, 3)
 }
 
 /// `char * nvmlErrorString(nvmlReturn_t result)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_nvmlErrorString(result: i32) -> *const u8 {
-    stub::enter(731);
+    stub::enter(808);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe { crate::nvml::nvmlErrorString(result) }
 }
@@ -95,7 +95,7 @@ unsafe extern "C" fn basalt_nvmlErrorString(result: i32) -> *const u8 {
 /// `nvmlReturn_t nvmlInit_v2()`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_nvmlInit_v2() -> i32 {
-    stub::enter(732);
+    stub::enter(809);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe { crate::nvml::nvmlInit_v2() }
 }
@@ -103,7 +103,7 @@ unsafe extern "C" fn basalt_nvmlInit_v2() -> i32 {
 /// `nvmlReturn_t nvmlShutdown()`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_nvmlShutdown() -> i32 {
-    stub::enter(733);
+    stub::enter(810);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe { crate::nvml::nvmlShutdown() }
 }
@@ -111,11 +111,11 @@ unsafe extern "C" fn basalt_nvmlShutdown() -> i32 {
 /// `nvmlSystemGetCudaDriverVersion_v2`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_nvmlSystemGetCudaDriverVersion_v2() -> i64 {
-    stub::not_served(734, 3)
+    stub::not_served(811, 3)
 }
 
 /// `nvmlSystemGetDriverVersion`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_nvmlSystemGetDriverVersion() -> i64 {
-    stub::not_served(735, 3)
+    stub::not_served(812, 3)
 }

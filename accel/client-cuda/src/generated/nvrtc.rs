@@ -19,43 +19,43 @@ use crate::stub;
 /// `nvrtcAddNameExpression`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_nvrtcAddNameExpression() -> i64 {
-    stub::not_served(736, 11)
+    stub::not_served(813, 11)
 }
 
 /// `nvrtcCompileProgram`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_nvrtcCompileProgram() -> i64 {
-    stub::not_served(737, 11)
+    stub::not_served(814, 11)
 }
 
 /// `nvrtcCreateProgram`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_nvrtcCreateProgram() -> i64 {
-    stub::not_served(738, 11)
+    stub::not_served(815, 11)
 }
 
 /// `nvrtcDestroyProgram`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_nvrtcDestroyProgram() -> i64 {
-    stub::not_served(739, 11)
+    stub::not_served(816, 11)
 }
 
 /// `nvrtcGetCUBIN`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_nvrtcGetCUBIN() -> i64 {
-    stub::not_served(740, 11)
+    stub::not_served(817, 11)
 }
 
 /// `nvrtcGetCUBINSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_nvrtcGetCUBINSize() -> i64 {
-    stub::not_served(741, 11)
+    stub::not_served(818, 11)
 }
 
 /// `char * nvrtcGetErrorString(nvrtcResult result)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn basalt_nvrtcGetErrorString(result: i32) -> *const u8 {
-    stub::enter(742);
+    stub::enter(819);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe { crate::nvrtc::nvrtcGetErrorString(result) }
 }
@@ -63,35 +63,35 @@ unsafe extern "C" fn basalt_nvrtcGetErrorString(result: i32) -> *const u8 {
 /// `nvrtcGetLoweredName`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_nvrtcGetLoweredName() -> i64 {
-    stub::not_served(743, 11)
+    stub::not_served(820, 11)
 }
 
 /// `nvrtcGetPTX`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_nvrtcGetPTX() -> i64 {
-    stub::not_served(744, 11)
+    stub::not_served(821, 11)
 }
 
 /// `nvrtcGetPTXSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_nvrtcGetPTXSize() -> i64 {
-    stub::not_served(745, 11)
+    stub::not_served(822, 11)
 }
 
 /// `nvrtcGetProgramLog`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_nvrtcGetProgramLog() -> i64 {
-    stub::not_served(746, 11)
+    stub::not_served(823, 11)
 }
 
 /// `nvrtcGetProgramLogSize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_nvrtcGetProgramLogSize() -> i64 {
-    stub::not_served(747, 11)
+    stub::not_served(824, 11)
 }
 
 /// `nvrtcVersion`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_nvrtcVersion() -> i64 {
-    stub::not_served(748, 11)
+    stub::not_served(825, 11)
 }

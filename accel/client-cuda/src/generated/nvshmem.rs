@@ -19,119 +19,119 @@ use crate::stub;
 /// `nvshmem_free`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_nvshmem_free() -> i64 {
-    stub::not_served(749, 7)
+    stub::not_served(826, 7)
 }
 
 /// `nvshmem_info_get_version`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_nvshmem_info_get_version() -> i64 {
-    stub::not_served(750, 7)
+    stub::not_served(827, 7)
 }
 
 /// `nvshmem_init`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_nvshmem_init() -> i64 {
-    stub::not_served(751, 7)
+    stub::not_served(828, 7)
 }
 
 /// `nvshmem_malloc`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_nvshmem_malloc() -> i64 {
-    stub::not_served(752, 0)
+    stub::not_served(829, 0)
 }
 
 /// `nvshmem_ptr`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_nvshmem_ptr() -> i64 {
-    stub::not_served(753, 0)
+    stub::not_served(830, 0)
 }
 
 /// `nvshmem_team_n_pes`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_nvshmem_team_n_pes() -> i64 {
-    stub::not_served(754, 7)
+    stub::not_served(831, 7)
 }
 
 /// `nvshmem_team_split_strided`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_nvshmem_team_split_strided() -> i64 {
-    stub::not_served(755, 7)
+    stub::not_served(832, 7)
 }
 
 /// `nvshmemid_hostlib_finalize`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_nvshmemid_hostlib_finalize() -> i64 {
-    stub::not_served(756, 7)
+    stub::not_served(833, 7)
 }
 
 /// `nvshmemid_hostlib_init_attr`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_nvshmemid_hostlib_init_attr() -> i64 {
-    stub::not_served(757, 7)
+    stub::not_served(834, 7)
 }
 
 /// `nvshmemid_init_status`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_nvshmemid_init_status() -> i64 {
-    stub::not_served(758, 7)
+    stub::not_served(835, 7)
 }
 
 /// `nvshmemx_alltoallmem_on_stream`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_nvshmemx_alltoallmem_on_stream() -> i64 {
-    stub::not_served(759, 7)
+    stub::not_served(836, 7)
 }
 
 /// `nvshmemx_broadcastmem_on_stream`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_nvshmemx_broadcastmem_on_stream() -> i64 {
-    stub::not_served(760, 7)
+    stub::not_served(837, 7)
 }
 
 /// `nvshmemx_cumodule_init`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_nvshmemx_cumodule_init() -> i64 {
-    stub::not_served(761, 7)
+    stub::not_served(838, 7)
 }
 
 /// `nvshmemx_get_uniqueid`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_nvshmemx_get_uniqueid() -> i64 {
-    stub::not_served(762, 7)
+    stub::not_served(839, 7)
 }
 
 /// `nvshmemx_getmem_on_stream`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_nvshmemx_getmem_on_stream() -> i64 {
-    stub::not_served(763, 7)
+    stub::not_served(840, 7)
 }
 
 /// `nvshmemx_mc_ptr`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_nvshmemx_mc_ptr() -> i64 {
-    stub::not_served(764, 0)
+    stub::not_served(841, 0)
 }
 
 /// `nvshmemx_putmem_on_stream`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_nvshmemx_putmem_on_stream() -> i64 {
-    stub::not_served(765, 7)
+    stub::not_served(842, 7)
 }
 
 /// `nvshmemx_putmem_signal_on_stream`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_nvshmemx_putmem_signal_on_stream() -> i64 {
-    stub::not_served(766, 7)
+    stub::not_served(843, 7)
 }
 
 /// `nvshmemx_set_attr_uniqueid_args`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_nvshmemx_set_attr_uniqueid_args() -> i64 {
-    stub::not_served(767, 7)
+    stub::not_served(844, 7)
 }
 
 /// `nvshmemx_signal_wait_until_on_stream`: not served.
 #[unsafe(no_mangle)]
 extern "C" fn basalt_nvshmemx_signal_wait_until_on_stream() -> i64 {
-    stub::not_served(768, 7)
+    stub::not_served(845, 7)
 }

@@ -92,17 +92,30 @@ pub(crate) const cudaSuccess: i32 = 0;
 pub(crate) const cudaErrorInvalidValue: i32 = 1;
 pub(crate) const cudaErrorMemoryAllocation: i32 = 2;
 pub(crate) const cudaErrorInitializationError: i32 = 3;
+pub(crate) const cudaErrorInvalidConfiguration: i32 = 9;
+pub(crate) const cudaErrorInvalidPitchValue: i32 = 12;
+pub(crate) const cudaErrorInvalidSymbol: i32 = 13;
 pub(crate) const cudaErrorInvalidMemcpyDirection: i32 = 21;
 pub(crate) const cudaErrorDevicesUnavailable: i32 = 46;
 pub(crate) const cudaErrorInvalidDeviceFunction: i32 = 98;
 pub(crate) const cudaErrorNoDevice: i32 = 100;
 pub(crate) const cudaErrorInvalidDevice: i32 = 101;
+pub(crate) const cudaErrorInvalidKernelImage: i32 = 200;
+pub(crate) const cudaErrorNoKernelImageForDevice: i32 = 209;
+pub(crate) const cudaErrorInvalidPtx: i32 = 218;
 pub(crate) const cudaErrorInvalidResourceHandle: i32 = 400;
 pub(crate) const cudaErrorSymbolNotFound: i32 = 500;
 pub(crate) const cudaErrorNotReady: i32 = 600;
 pub(crate) const cudaErrorIllegalAddress: i32 = 700;
+pub(crate) const cudaErrorLaunchOutOfResources: i32 = 701;
+pub(crate) const cudaErrorLaunchTimeout: i32 = 702;
+pub(crate) const cudaErrorAssert: i32 = 710;
 pub(crate) const cudaErrorHostMemoryAlreadyRegistered: i32 = 712;
 pub(crate) const cudaErrorHostMemoryNotRegistered: i32 = 713;
+pub(crate) const cudaErrorHardwareStackError: i32 = 714;
+pub(crate) const cudaErrorIllegalInstruction: i32 = 715;
+pub(crate) const cudaErrorMisalignedAddress: i32 = 716;
+pub(crate) const cudaErrorLaunchFailure: i32 = 719;
 pub(crate) const cudaErrorNotPermitted: i32 = 800;
 pub(crate) const cudaErrorNotSupported: i32 = 801;
 pub(crate) const cudaErrorUnknown: i32 = 999;
@@ -148,7 +161,32 @@ pub(crate) const CU_FILE_DRIVER_NOT_INITIALIZED: i32 = 5001;
 // CUptiResult
 pub(crate) const CUPTI_ERROR_NOT_SUPPORTED: i32 = 27;
 
+// curandRngType_t
+pub(crate) const CURAND_RNG_PSEUDO_DEFAULT: i32 = 100;
+pub(crate) const CURAND_RNG_PSEUDO_XORWOW: i32 = 101;
+pub(crate) const CURAND_RNG_PSEUDO_MRG32K3A: i32 = 121;
+pub(crate) const CURAND_RNG_PSEUDO_MTGP32: i32 = 141;
+pub(crate) const CURAND_RNG_PSEUDO_MT19937: i32 = 142;
+pub(crate) const CURAND_RNG_PSEUDO_PHILOX4_32_10: i32 = 161;
+pub(crate) const CURAND_RNG_QUASI_DEFAULT: i32 = 200;
+pub(crate) const CURAND_RNG_QUASI_SOBOL32: i32 = 201;
+pub(crate) const CURAND_RNG_QUASI_SCRAMBLED_SOBOL32: i32 = 202;
+pub(crate) const CURAND_RNG_QUASI_SOBOL64: i32 = 203;
+pub(crate) const CURAND_RNG_QUASI_SCRAMBLED_SOBOL64: i32 = 204;
+
 // curandStatus_t
+pub(crate) const CURAND_STATUS_SUCCESS: i32 = 0;
+pub(crate) const CURAND_STATUS_VERSION_MISMATCH: i32 = 100;
+pub(crate) const CURAND_STATUS_NOT_INITIALIZED: i32 = 101;
+pub(crate) const CURAND_STATUS_ALLOCATION_FAILED: i32 = 102;
+pub(crate) const CURAND_STATUS_TYPE_ERROR: i32 = 103;
+pub(crate) const CURAND_STATUS_OUT_OF_RANGE: i32 = 104;
+pub(crate) const CURAND_STATUS_LENGTH_NOT_MULTIPLE: i32 = 105;
+pub(crate) const CURAND_STATUS_DOUBLE_PRECISION_REQUIRED: i32 = 106;
+pub(crate) const CURAND_STATUS_LAUNCH_FAILURE: i32 = 201;
+pub(crate) const CURAND_STATUS_PREEXISTING_FAILURE: i32 = 202;
+pub(crate) const CURAND_STATUS_INITIALIZATION_FAILED: i32 = 203;
+pub(crate) const CURAND_STATUS_ARCH_MISMATCH: i32 = 204;
 pub(crate) const CURAND_STATUS_INTERNAL_ERROR: i32 = 999;
 
 // cusolverStatus_t

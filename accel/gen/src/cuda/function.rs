@@ -215,6 +215,7 @@ impl Writer<'_> {
             let cast = self.element_of(&c_name);
             let line = match (length.is_one(), cast.as_str()) {
                 (true, "f32") => format!("stub::put({0}, f32::from_bits(reply.{0}))", param.name),
+                (true, "f64") => format!("stub::put({0}, f64::from_bits(reply.{0}))", param.name),
                 (true, "usize") => format!(
                     "stub::put({0}, usize::try_from(reply.{0}).unwrap_or(usize::MAX))",
                     param.name

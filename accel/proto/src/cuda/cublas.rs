@@ -3,9 +3,9 @@
 //! Calls of `accel/spec/cuda/cublas.toml`.
 
 use super::objects::{CublasHandleT, CudaStreamT};
-use crate::call::{Call, Done, Effect, Object, touch};
+use crate::call::{Call, Done, Effect, Object, Reply, touch};
 use crate::handle::Handle;
-use crate::plain::List;
+use crate::plain::{List, Plain};
 use crate::reader::Source;
 use crate::refused::Refused;
 use crate::values::{Span, SvmAddress};
@@ -40,6 +40,293 @@ impl<'a> Call<'a> for CublasCreateV2 {
     }
 
     fn spans(&self, _: &mut dyn FnMut(Span)) {}
+}
+
+/// `cublasDasum_v2` (cublas).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CublasDasumV2 {
+    /// `cublasHandle_t handle`
+    pub handle: Handle<CublasHandleT>,
+    /// `int n`
+    pub n: i32,
+    /// `const double *x`
+    pub x: SvmAddress,
+    /// `int incx`
+    pub incx: i32,
+}
+
+impl<'a> Call<'a> for CublasDasumV2 {
+    const OP: u16 = 0x1051;
+    type Reply<'r> = CublasDasumV2Reply;
+
+    fn read<S: Source<'a>>(source: &mut S) -> Result<Self, Refused> {
+        let handle = source.value("handle")?;
+        let n = source.value("n")?;
+        let x = source.value("x")?;
+        let incx = source.value("incx")?;
+        Ok(Self { handle, n, x, incx })
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) {
+        writer.value(self.handle);
+        writer.value(self.n);
+        writer.value(self.x);
+        writer.value(self.incx);
+    }
+
+    fn failed(&self, status: i32) -> Self::Reply<'static> {
+        CublasDasumV2Reply {
+            status,
+            result: Plain::get(&[]),
+        }
+    }
+
+    fn effects(&self, each: &mut dyn FnMut(Effect, Object)) {
+        touch(each, Effect::Uses, self.handle);
+        touch(each, Effect::Uses, self.x);
+    }
+
+    fn spans(&self, _: &mut dyn FnMut(Span)) {}
+}
+
+/// What `cublasDasum_v2` gives.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CublasDasumV2Reply {
+    /// The error code.
+    pub status: i32,
+    /// `double *result`
+    pub result: u64,
+}
+
+impl<'r> Reply<'r, CublasDasumV2> for CublasDasumV2Reply {
+    fn status(&self) -> i32 {
+        self.status
+    }
+
+    fn read<S: Source<'r>>(source: &mut S, _: &CublasDasumV2) -> Result<Self, Refused> {
+        let status = source.value("status")?;
+        let result = source.value("result")?;
+        Ok(Self { status, result })
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) {
+        writer.value(self.status);
+        writer.value(self.result);
+    }
+}
+
+/// `cublasDaxpy_v2` (cublas).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CublasDaxpyV2<'a> {
+    /// `cublasHandle_t handle`
+    pub handle: Handle<CublasHandleT>,
+    /// `int n`
+    pub n: i32,
+    /// `const double *alpha`
+    pub alpha: List<'a, u8>,
+    /// `const double *x`
+    pub x: SvmAddress,
+    /// `int incx`
+    pub incx: i32,
+    /// `double *y`
+    pub y: SvmAddress,
+    /// `int incy`
+    pub incy: i32,
+}
+
+impl<'a> Call<'a> for CublasDaxpyV2<'a> {
+    const OP: u16 = 0x1052;
+    type Reply<'r> = Done;
+
+    fn read<S: Source<'a>>(source: &mut S) -> Result<Self, Refused> {
+        let handle = source.value("handle")?;
+        let n = source.value("n")?;
+        let x = source.value("x")?;
+        let incx = source.value("incx")?;
+        let y = source.value("y")?;
+        let incy = source.value("incy")?;
+        let alpha = source.counted(None, "alpha")?;
+        Ok(Self {
+            handle,
+            n,
+            alpha,
+            x,
+            incx,
+            y,
+            incy,
+        })
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) {
+        writer.value(self.handle);
+        writer.value(self.n);
+        writer.value(self.x);
+        writer.value(self.incx);
+        writer.value(self.y);
+        writer.value(self.incy);
+        writer.counted(&self.alpha);
+    }
+
+    fn failed(&self, status: i32) -> Self::Reply<'static> {
+        Done { status }
+    }
+
+    fn effects(&self, each: &mut dyn FnMut(Effect, Object)) {
+        touch(each, Effect::Uses, self.handle);
+        touch(each, Effect::Uses, self.x);
+        touch(each, Effect::Uses, self.y);
+    }
+
+    fn spans(&self, _: &mut dyn FnMut(Span)) {}
+}
+
+/// `cublasDcopy_v2` (cublas).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CublasDcopyV2 {
+    /// `cublasHandle_t handle`
+    pub handle: Handle<CublasHandleT>,
+    /// `int n`
+    pub n: i32,
+    /// `const double *x`
+    pub x: SvmAddress,
+    /// `int incx`
+    pub incx: i32,
+    /// `double *y`
+    pub y: SvmAddress,
+    /// `int incy`
+    pub incy: i32,
+}
+
+impl<'a> Call<'a> for CublasDcopyV2 {
+    const OP: u16 = 0x1053;
+    type Reply<'r> = Done;
+
+    fn read<S: Source<'a>>(source: &mut S) -> Result<Self, Refused> {
+        let handle = source.value("handle")?;
+        let n = source.value("n")?;
+        let x = source.value("x")?;
+        let incx = source.value("incx")?;
+        let y = source.value("y")?;
+        let incy = source.value("incy")?;
+        Ok(Self {
+            handle,
+            n,
+            x,
+            incx,
+            y,
+            incy,
+        })
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) {
+        writer.value(self.handle);
+        writer.value(self.n);
+        writer.value(self.x);
+        writer.value(self.incx);
+        writer.value(self.y);
+        writer.value(self.incy);
+    }
+
+    fn failed(&self, status: i32) -> Self::Reply<'static> {
+        Done { status }
+    }
+
+    fn effects(&self, each: &mut dyn FnMut(Effect, Object)) {
+        touch(each, Effect::Uses, self.handle);
+        touch(each, Effect::Uses, self.x);
+        touch(each, Effect::Uses, self.y);
+    }
+
+    fn spans(&self, _: &mut dyn FnMut(Span)) {}
+}
+
+/// `cublasDdot_v2` (cublas).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CublasDdotV2 {
+    /// `cublasHandle_t handle`
+    pub handle: Handle<CublasHandleT>,
+    /// `int n`
+    pub n: i32,
+    /// `const double *x`
+    pub x: SvmAddress,
+    /// `int incx`
+    pub incx: i32,
+    /// `const double *y`
+    pub y: SvmAddress,
+    /// `int incy`
+    pub incy: i32,
+}
+
+impl<'a> Call<'a> for CublasDdotV2 {
+    const OP: u16 = 0x1054;
+    type Reply<'r> = CublasDdotV2Reply;
+
+    fn read<S: Source<'a>>(source: &mut S) -> Result<Self, Refused> {
+        let handle = source.value("handle")?;
+        let n = source.value("n")?;
+        let x = source.value("x")?;
+        let incx = source.value("incx")?;
+        let y = source.value("y")?;
+        let incy = source.value("incy")?;
+        Ok(Self {
+            handle,
+            n,
+            x,
+            incx,
+            y,
+            incy,
+        })
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) {
+        writer.value(self.handle);
+        writer.value(self.n);
+        writer.value(self.x);
+        writer.value(self.incx);
+        writer.value(self.y);
+        writer.value(self.incy);
+    }
+
+    fn failed(&self, status: i32) -> Self::Reply<'static> {
+        CublasDdotV2Reply {
+            status,
+            result: Plain::get(&[]),
+        }
+    }
+
+    fn effects(&self, each: &mut dyn FnMut(Effect, Object)) {
+        touch(each, Effect::Uses, self.handle);
+        touch(each, Effect::Uses, self.x);
+        touch(each, Effect::Uses, self.y);
+    }
+
+    fn spans(&self, _: &mut dyn FnMut(Span)) {}
+}
+
+/// What `cublasDdot_v2` gives.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CublasDdotV2Reply {
+    /// The error code.
+    pub status: i32,
+    /// `double *result`
+    pub result: u64,
+}
+
+impl<'r> Reply<'r, CublasDdotV2> for CublasDdotV2Reply {
+    fn status(&self) -> i32 {
+        self.status
+    }
+
+    fn read<S: Source<'r>>(source: &mut S, _: &CublasDdotV2) -> Result<Self, Refused> {
+        let status = source.value("status")?;
+        let result = source.value("result")?;
+        Ok(Self { status, result })
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) {
+        writer.value(self.status);
+        writer.value(self.result);
+    }
 }
 
 /// `cublasDestroy_v2` (cublas).
@@ -386,6 +673,214 @@ impl<'a> Call<'a> for CublasDgemvV2<'a> {
     fn spans(&self, _: &mut dyn FnMut(Span)) {}
 }
 
+/// `cublasDger_v2` (cublas).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CublasDgerV2<'a> {
+    /// `cublasHandle_t handle`
+    pub handle: Handle<CublasHandleT>,
+    /// `int m`
+    pub m: i32,
+    /// `int n`
+    pub n: i32,
+    /// `const double *alpha`
+    pub alpha: List<'a, u8>,
+    /// `const double *x`
+    pub x: SvmAddress,
+    /// `int incx`
+    pub incx: i32,
+    /// `const double *y`
+    pub y: SvmAddress,
+    /// `int incy`
+    pub incy: i32,
+    /// `double *A`
+    pub a: SvmAddress,
+    /// `int lda`
+    pub lda: i32,
+}
+
+impl<'a> Call<'a> for CublasDgerV2<'a> {
+    const OP: u16 = 0x1055;
+    type Reply<'r> = Done;
+
+    fn read<S: Source<'a>>(source: &mut S) -> Result<Self, Refused> {
+        let handle = source.value("handle")?;
+        let m = source.value("m")?;
+        let n = source.value("n")?;
+        let x = source.value("x")?;
+        let incx = source.value("incx")?;
+        let y = source.value("y")?;
+        let incy = source.value("incy")?;
+        let a = source.value("a")?;
+        let lda = source.value("lda")?;
+        let alpha = source.counted(None, "alpha")?;
+        Ok(Self {
+            handle,
+            m,
+            n,
+            alpha,
+            x,
+            incx,
+            y,
+            incy,
+            a,
+            lda,
+        })
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) {
+        writer.value(self.handle);
+        writer.value(self.m);
+        writer.value(self.n);
+        writer.value(self.x);
+        writer.value(self.incx);
+        writer.value(self.y);
+        writer.value(self.incy);
+        writer.value(self.a);
+        writer.value(self.lda);
+        writer.counted(&self.alpha);
+    }
+
+    fn failed(&self, status: i32) -> Self::Reply<'static> {
+        Done { status }
+    }
+
+    fn effects(&self, each: &mut dyn FnMut(Effect, Object)) {
+        touch(each, Effect::Uses, self.handle);
+        touch(each, Effect::Uses, self.x);
+        touch(each, Effect::Uses, self.y);
+        touch(each, Effect::Uses, self.a);
+    }
+
+    fn spans(&self, _: &mut dyn FnMut(Span)) {}
+}
+
+/// `cublasDnrm2_v2` (cublas).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CublasDnrm2V2 {
+    /// `cublasHandle_t handle`
+    pub handle: Handle<CublasHandleT>,
+    /// `int n`
+    pub n: i32,
+    /// `const double *x`
+    pub x: SvmAddress,
+    /// `int incx`
+    pub incx: i32,
+}
+
+impl<'a> Call<'a> for CublasDnrm2V2 {
+    const OP: u16 = 0x1056;
+    type Reply<'r> = CublasDnrm2V2Reply;
+
+    fn read<S: Source<'a>>(source: &mut S) -> Result<Self, Refused> {
+        let handle = source.value("handle")?;
+        let n = source.value("n")?;
+        let x = source.value("x")?;
+        let incx = source.value("incx")?;
+        Ok(Self { handle, n, x, incx })
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) {
+        writer.value(self.handle);
+        writer.value(self.n);
+        writer.value(self.x);
+        writer.value(self.incx);
+    }
+
+    fn failed(&self, status: i32) -> Self::Reply<'static> {
+        CublasDnrm2V2Reply {
+            status,
+            result: Plain::get(&[]),
+        }
+    }
+
+    fn effects(&self, each: &mut dyn FnMut(Effect, Object)) {
+        touch(each, Effect::Uses, self.handle);
+        touch(each, Effect::Uses, self.x);
+    }
+
+    fn spans(&self, _: &mut dyn FnMut(Span)) {}
+}
+
+/// What `cublasDnrm2_v2` gives.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CublasDnrm2V2Reply {
+    /// The error code.
+    pub status: i32,
+    /// `double *result`
+    pub result: u64,
+}
+
+impl<'r> Reply<'r, CublasDnrm2V2> for CublasDnrm2V2Reply {
+    fn status(&self) -> i32 {
+        self.status
+    }
+
+    fn read<S: Source<'r>>(source: &mut S, _: &CublasDnrm2V2) -> Result<Self, Refused> {
+        let status = source.value("status")?;
+        let result = source.value("result")?;
+        Ok(Self { status, result })
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) {
+        writer.value(self.status);
+        writer.value(self.result);
+    }
+}
+
+/// `cublasDscal_v2` (cublas).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CublasDscalV2<'a> {
+    /// `cublasHandle_t handle`
+    pub handle: Handle<CublasHandleT>,
+    /// `int n`
+    pub n: i32,
+    /// `const double *alpha`
+    pub alpha: List<'a, u8>,
+    /// `double *x`
+    pub x: SvmAddress,
+    /// `int incx`
+    pub incx: i32,
+}
+
+impl<'a> Call<'a> for CublasDscalV2<'a> {
+    const OP: u16 = 0x1057;
+    type Reply<'r> = Done;
+
+    fn read<S: Source<'a>>(source: &mut S) -> Result<Self, Refused> {
+        let handle = source.value("handle")?;
+        let n = source.value("n")?;
+        let x = source.value("x")?;
+        let incx = source.value("incx")?;
+        let alpha = source.counted(None, "alpha")?;
+        Ok(Self {
+            handle,
+            n,
+            alpha,
+            x,
+            incx,
+        })
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) {
+        writer.value(self.handle);
+        writer.value(self.n);
+        writer.value(self.x);
+        writer.value(self.incx);
+        writer.counted(&self.alpha);
+    }
+
+    fn failed(&self, status: i32) -> Self::Reply<'static> {
+        Done { status }
+    }
+
+    fn effects(&self, each: &mut dyn FnMut(Effect, Object)) {
+        touch(each, Effect::Uses, self.handle);
+        touch(each, Effect::Uses, self.x);
+    }
+
+    fn spans(&self, _: &mut dyn FnMut(Span)) {}
+}
+
 /// `cublasGemmEx` (cublas).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CublasGemmEx<'a> {
@@ -656,6 +1151,439 @@ impl<'a> Call<'a> for CublasGemmStridedBatchedEx<'a> {
     }
 
     fn spans(&self, _: &mut dyn FnMut(Span)) {}
+}
+
+/// `cublasIdamax_v2` (cublas).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CublasIdamaxV2 {
+    /// `cublasHandle_t handle`
+    pub handle: Handle<CublasHandleT>,
+    /// `int n`
+    pub n: i32,
+    /// `const double *x`
+    pub x: SvmAddress,
+    /// `int incx`
+    pub incx: i32,
+}
+
+impl<'a> Call<'a> for CublasIdamaxV2 {
+    const OP: u16 = 0x1058;
+    type Reply<'r> = CublasIdamaxV2Reply;
+
+    fn read<S: Source<'a>>(source: &mut S) -> Result<Self, Refused> {
+        let handle = source.value("handle")?;
+        let n = source.value("n")?;
+        let x = source.value("x")?;
+        let incx = source.value("incx")?;
+        Ok(Self { handle, n, x, incx })
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) {
+        writer.value(self.handle);
+        writer.value(self.n);
+        writer.value(self.x);
+        writer.value(self.incx);
+    }
+
+    fn failed(&self, status: i32) -> Self::Reply<'static> {
+        CublasIdamaxV2Reply {
+            status,
+            result: Plain::get(&[]),
+        }
+    }
+
+    fn effects(&self, each: &mut dyn FnMut(Effect, Object)) {
+        touch(each, Effect::Uses, self.handle);
+        touch(each, Effect::Uses, self.x);
+    }
+
+    fn spans(&self, _: &mut dyn FnMut(Span)) {}
+}
+
+/// What `cublasIdamax_v2` gives.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CublasIdamaxV2Reply {
+    /// The error code.
+    pub status: i32,
+    /// `int *result`
+    pub result: i32,
+}
+
+impl<'r> Reply<'r, CublasIdamaxV2> for CublasIdamaxV2Reply {
+    fn status(&self) -> i32 {
+        self.status
+    }
+
+    fn read<S: Source<'r>>(source: &mut S, _: &CublasIdamaxV2) -> Result<Self, Refused> {
+        let status = source.value("status")?;
+        let result = source.value("result")?;
+        Ok(Self { status, result })
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) {
+        writer.value(self.status);
+        writer.value(self.result);
+    }
+}
+
+/// `cublasIsamax_v2` (cublas).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CublasIsamaxV2 {
+    /// `cublasHandle_t handle`
+    pub handle: Handle<CublasHandleT>,
+    /// `int n`
+    pub n: i32,
+    /// `const float *x`
+    pub x: SvmAddress,
+    /// `int incx`
+    pub incx: i32,
+}
+
+impl<'a> Call<'a> for CublasIsamaxV2 {
+    const OP: u16 = 0x1059;
+    type Reply<'r> = CublasIsamaxV2Reply;
+
+    fn read<S: Source<'a>>(source: &mut S) -> Result<Self, Refused> {
+        let handle = source.value("handle")?;
+        let n = source.value("n")?;
+        let x = source.value("x")?;
+        let incx = source.value("incx")?;
+        Ok(Self { handle, n, x, incx })
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) {
+        writer.value(self.handle);
+        writer.value(self.n);
+        writer.value(self.x);
+        writer.value(self.incx);
+    }
+
+    fn failed(&self, status: i32) -> Self::Reply<'static> {
+        CublasIsamaxV2Reply {
+            status,
+            result: Plain::get(&[]),
+        }
+    }
+
+    fn effects(&self, each: &mut dyn FnMut(Effect, Object)) {
+        touch(each, Effect::Uses, self.handle);
+        touch(each, Effect::Uses, self.x);
+    }
+
+    fn spans(&self, _: &mut dyn FnMut(Span)) {}
+}
+
+/// What `cublasIsamax_v2` gives.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CublasIsamaxV2Reply {
+    /// The error code.
+    pub status: i32,
+    /// `int *result`
+    pub result: i32,
+}
+
+impl<'r> Reply<'r, CublasIsamaxV2> for CublasIsamaxV2Reply {
+    fn status(&self) -> i32 {
+        self.status
+    }
+
+    fn read<S: Source<'r>>(source: &mut S, _: &CublasIsamaxV2) -> Result<Self, Refused> {
+        let status = source.value("status")?;
+        let result = source.value("result")?;
+        Ok(Self { status, result })
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) {
+        writer.value(self.status);
+        writer.value(self.result);
+    }
+}
+
+/// `cublasSasum_v2` (cublas).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CublasSasumV2 {
+    /// `cublasHandle_t handle`
+    pub handle: Handle<CublasHandleT>,
+    /// `int n`
+    pub n: i32,
+    /// `const float *x`
+    pub x: SvmAddress,
+    /// `int incx`
+    pub incx: i32,
+}
+
+impl<'a> Call<'a> for CublasSasumV2 {
+    const OP: u16 = 0x105a;
+    type Reply<'r> = CublasSasumV2Reply;
+
+    fn read<S: Source<'a>>(source: &mut S) -> Result<Self, Refused> {
+        let handle = source.value("handle")?;
+        let n = source.value("n")?;
+        let x = source.value("x")?;
+        let incx = source.value("incx")?;
+        Ok(Self { handle, n, x, incx })
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) {
+        writer.value(self.handle);
+        writer.value(self.n);
+        writer.value(self.x);
+        writer.value(self.incx);
+    }
+
+    fn failed(&self, status: i32) -> Self::Reply<'static> {
+        CublasSasumV2Reply {
+            status,
+            result: Plain::get(&[]),
+        }
+    }
+
+    fn effects(&self, each: &mut dyn FnMut(Effect, Object)) {
+        touch(each, Effect::Uses, self.handle);
+        touch(each, Effect::Uses, self.x);
+    }
+
+    fn spans(&self, _: &mut dyn FnMut(Span)) {}
+}
+
+/// What `cublasSasum_v2` gives.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CublasSasumV2Reply {
+    /// The error code.
+    pub status: i32,
+    /// `float *result`
+    pub result: u32,
+}
+
+impl<'r> Reply<'r, CublasSasumV2> for CublasSasumV2Reply {
+    fn status(&self) -> i32 {
+        self.status
+    }
+
+    fn read<S: Source<'r>>(source: &mut S, _: &CublasSasumV2) -> Result<Self, Refused> {
+        let status = source.value("status")?;
+        let result = source.value("result")?;
+        Ok(Self { status, result })
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) {
+        writer.value(self.status);
+        writer.value(self.result);
+    }
+}
+
+/// `cublasSaxpy_v2` (cublas).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CublasSaxpyV2<'a> {
+    /// `cublasHandle_t handle`
+    pub handle: Handle<CublasHandleT>,
+    /// `int n`
+    pub n: i32,
+    /// `const float *alpha`
+    pub alpha: List<'a, u8>,
+    /// `const float *x`
+    pub x: SvmAddress,
+    /// `int incx`
+    pub incx: i32,
+    /// `float *y`
+    pub y: SvmAddress,
+    /// `int incy`
+    pub incy: i32,
+}
+
+impl<'a> Call<'a> for CublasSaxpyV2<'a> {
+    const OP: u16 = 0x105b;
+    type Reply<'r> = Done;
+
+    fn read<S: Source<'a>>(source: &mut S) -> Result<Self, Refused> {
+        let handle = source.value("handle")?;
+        let n = source.value("n")?;
+        let x = source.value("x")?;
+        let incx = source.value("incx")?;
+        let y = source.value("y")?;
+        let incy = source.value("incy")?;
+        let alpha = source.counted(None, "alpha")?;
+        Ok(Self {
+            handle,
+            n,
+            alpha,
+            x,
+            incx,
+            y,
+            incy,
+        })
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) {
+        writer.value(self.handle);
+        writer.value(self.n);
+        writer.value(self.x);
+        writer.value(self.incx);
+        writer.value(self.y);
+        writer.value(self.incy);
+        writer.counted(&self.alpha);
+    }
+
+    fn failed(&self, status: i32) -> Self::Reply<'static> {
+        Done { status }
+    }
+
+    fn effects(&self, each: &mut dyn FnMut(Effect, Object)) {
+        touch(each, Effect::Uses, self.handle);
+        touch(each, Effect::Uses, self.x);
+        touch(each, Effect::Uses, self.y);
+    }
+
+    fn spans(&self, _: &mut dyn FnMut(Span)) {}
+}
+
+/// `cublasScopy_v2` (cublas).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CublasScopyV2 {
+    /// `cublasHandle_t handle`
+    pub handle: Handle<CublasHandleT>,
+    /// `int n`
+    pub n: i32,
+    /// `const float *x`
+    pub x: SvmAddress,
+    /// `int incx`
+    pub incx: i32,
+    /// `float *y`
+    pub y: SvmAddress,
+    /// `int incy`
+    pub incy: i32,
+}
+
+impl<'a> Call<'a> for CublasScopyV2 {
+    const OP: u16 = 0x105c;
+    type Reply<'r> = Done;
+
+    fn read<S: Source<'a>>(source: &mut S) -> Result<Self, Refused> {
+        let handle = source.value("handle")?;
+        let n = source.value("n")?;
+        let x = source.value("x")?;
+        let incx = source.value("incx")?;
+        let y = source.value("y")?;
+        let incy = source.value("incy")?;
+        Ok(Self {
+            handle,
+            n,
+            x,
+            incx,
+            y,
+            incy,
+        })
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) {
+        writer.value(self.handle);
+        writer.value(self.n);
+        writer.value(self.x);
+        writer.value(self.incx);
+        writer.value(self.y);
+        writer.value(self.incy);
+    }
+
+    fn failed(&self, status: i32) -> Self::Reply<'static> {
+        Done { status }
+    }
+
+    fn effects(&self, each: &mut dyn FnMut(Effect, Object)) {
+        touch(each, Effect::Uses, self.handle);
+        touch(each, Effect::Uses, self.x);
+        touch(each, Effect::Uses, self.y);
+    }
+
+    fn spans(&self, _: &mut dyn FnMut(Span)) {}
+}
+
+/// `cublasSdot_v2` (cublas).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CublasSdotV2 {
+    /// `cublasHandle_t handle`
+    pub handle: Handle<CublasHandleT>,
+    /// `int n`
+    pub n: i32,
+    /// `const float *x`
+    pub x: SvmAddress,
+    /// `int incx`
+    pub incx: i32,
+    /// `const float *y`
+    pub y: SvmAddress,
+    /// `int incy`
+    pub incy: i32,
+}
+
+impl<'a> Call<'a> for CublasSdotV2 {
+    const OP: u16 = 0x105d;
+    type Reply<'r> = CublasSdotV2Reply;
+
+    fn read<S: Source<'a>>(source: &mut S) -> Result<Self, Refused> {
+        let handle = source.value("handle")?;
+        let n = source.value("n")?;
+        let x = source.value("x")?;
+        let incx = source.value("incx")?;
+        let y = source.value("y")?;
+        let incy = source.value("incy")?;
+        Ok(Self {
+            handle,
+            n,
+            x,
+            incx,
+            y,
+            incy,
+        })
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) {
+        writer.value(self.handle);
+        writer.value(self.n);
+        writer.value(self.x);
+        writer.value(self.incx);
+        writer.value(self.y);
+        writer.value(self.incy);
+    }
+
+    fn failed(&self, status: i32) -> Self::Reply<'static> {
+        CublasSdotV2Reply {
+            status,
+            result: Plain::get(&[]),
+        }
+    }
+
+    fn effects(&self, each: &mut dyn FnMut(Effect, Object)) {
+        touch(each, Effect::Uses, self.handle);
+        touch(each, Effect::Uses, self.x);
+        touch(each, Effect::Uses, self.y);
+    }
+
+    fn spans(&self, _: &mut dyn FnMut(Span)) {}
+}
+
+/// What `cublasSdot_v2` gives.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CublasSdotV2Reply {
+    /// The error code.
+    pub status: i32,
+    /// `float *result`
+    pub result: u32,
+}
+
+impl<'r> Reply<'r, CublasSdotV2> for CublasSdotV2Reply {
+    fn status(&self) -> i32 {
+        self.status
+    }
+
+    fn read<S: Source<'r>>(source: &mut S, _: &CublasSdotV2) -> Result<Self, Refused> {
+        let status = source.value("status")?;
+        let result = source.value("result")?;
+        Ok(Self { status, result })
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) {
+        writer.value(self.status);
+        writer.value(self.result);
+    }
 }
 
 /// `cublasSetMathMode` (cublas).
@@ -1081,6 +2009,214 @@ impl<'a> Call<'a> for CublasSgemvV2<'a> {
         touch(each, Effect::Uses, self.a);
         touch(each, Effect::Uses, self.x);
         touch(each, Effect::Uses, self.y);
+    }
+
+    fn spans(&self, _: &mut dyn FnMut(Span)) {}
+}
+
+/// `cublasSger_v2` (cublas).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CublasSgerV2<'a> {
+    /// `cublasHandle_t handle`
+    pub handle: Handle<CublasHandleT>,
+    /// `int m`
+    pub m: i32,
+    /// `int n`
+    pub n: i32,
+    /// `const float *alpha`
+    pub alpha: List<'a, u8>,
+    /// `const float *x`
+    pub x: SvmAddress,
+    /// `int incx`
+    pub incx: i32,
+    /// `const float *y`
+    pub y: SvmAddress,
+    /// `int incy`
+    pub incy: i32,
+    /// `float *A`
+    pub a: SvmAddress,
+    /// `int lda`
+    pub lda: i32,
+}
+
+impl<'a> Call<'a> for CublasSgerV2<'a> {
+    const OP: u16 = 0x105e;
+    type Reply<'r> = Done;
+
+    fn read<S: Source<'a>>(source: &mut S) -> Result<Self, Refused> {
+        let handle = source.value("handle")?;
+        let m = source.value("m")?;
+        let n = source.value("n")?;
+        let x = source.value("x")?;
+        let incx = source.value("incx")?;
+        let y = source.value("y")?;
+        let incy = source.value("incy")?;
+        let a = source.value("a")?;
+        let lda = source.value("lda")?;
+        let alpha = source.counted(None, "alpha")?;
+        Ok(Self {
+            handle,
+            m,
+            n,
+            alpha,
+            x,
+            incx,
+            y,
+            incy,
+            a,
+            lda,
+        })
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) {
+        writer.value(self.handle);
+        writer.value(self.m);
+        writer.value(self.n);
+        writer.value(self.x);
+        writer.value(self.incx);
+        writer.value(self.y);
+        writer.value(self.incy);
+        writer.value(self.a);
+        writer.value(self.lda);
+        writer.counted(&self.alpha);
+    }
+
+    fn failed(&self, status: i32) -> Self::Reply<'static> {
+        Done { status }
+    }
+
+    fn effects(&self, each: &mut dyn FnMut(Effect, Object)) {
+        touch(each, Effect::Uses, self.handle);
+        touch(each, Effect::Uses, self.x);
+        touch(each, Effect::Uses, self.y);
+        touch(each, Effect::Uses, self.a);
+    }
+
+    fn spans(&self, _: &mut dyn FnMut(Span)) {}
+}
+
+/// `cublasSnrm2_v2` (cublas).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CublasSnrm2V2 {
+    /// `cublasHandle_t handle`
+    pub handle: Handle<CublasHandleT>,
+    /// `int n`
+    pub n: i32,
+    /// `const float *x`
+    pub x: SvmAddress,
+    /// `int incx`
+    pub incx: i32,
+}
+
+impl<'a> Call<'a> for CublasSnrm2V2 {
+    const OP: u16 = 0x105f;
+    type Reply<'r> = CublasSnrm2V2Reply;
+
+    fn read<S: Source<'a>>(source: &mut S) -> Result<Self, Refused> {
+        let handle = source.value("handle")?;
+        let n = source.value("n")?;
+        let x = source.value("x")?;
+        let incx = source.value("incx")?;
+        Ok(Self { handle, n, x, incx })
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) {
+        writer.value(self.handle);
+        writer.value(self.n);
+        writer.value(self.x);
+        writer.value(self.incx);
+    }
+
+    fn failed(&self, status: i32) -> Self::Reply<'static> {
+        CublasSnrm2V2Reply {
+            status,
+            result: Plain::get(&[]),
+        }
+    }
+
+    fn effects(&self, each: &mut dyn FnMut(Effect, Object)) {
+        touch(each, Effect::Uses, self.handle);
+        touch(each, Effect::Uses, self.x);
+    }
+
+    fn spans(&self, _: &mut dyn FnMut(Span)) {}
+}
+
+/// What `cublasSnrm2_v2` gives.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CublasSnrm2V2Reply {
+    /// The error code.
+    pub status: i32,
+    /// `float *result`
+    pub result: u32,
+}
+
+impl<'r> Reply<'r, CublasSnrm2V2> for CublasSnrm2V2Reply {
+    fn status(&self) -> i32 {
+        self.status
+    }
+
+    fn read<S: Source<'r>>(source: &mut S, _: &CublasSnrm2V2) -> Result<Self, Refused> {
+        let status = source.value("status")?;
+        let result = source.value("result")?;
+        Ok(Self { status, result })
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) {
+        writer.value(self.status);
+        writer.value(self.result);
+    }
+}
+
+/// `cublasSscal_v2` (cublas).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CublasSscalV2<'a> {
+    /// `cublasHandle_t handle`
+    pub handle: Handle<CublasHandleT>,
+    /// `int n`
+    pub n: i32,
+    /// `const float *alpha`
+    pub alpha: List<'a, u8>,
+    /// `float *x`
+    pub x: SvmAddress,
+    /// `int incx`
+    pub incx: i32,
+}
+
+impl<'a> Call<'a> for CublasSscalV2<'a> {
+    const OP: u16 = 0x1060;
+    type Reply<'r> = Done;
+
+    fn read<S: Source<'a>>(source: &mut S) -> Result<Self, Refused> {
+        let handle = source.value("handle")?;
+        let n = source.value("n")?;
+        let x = source.value("x")?;
+        let incx = source.value("incx")?;
+        let alpha = source.counted(None, "alpha")?;
+        Ok(Self {
+            handle,
+            n,
+            alpha,
+            x,
+            incx,
+        })
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) {
+        writer.value(self.handle);
+        writer.value(self.n);
+        writer.value(self.x);
+        writer.value(self.incx);
+        writer.counted(&self.alpha);
+    }
+
+    fn failed(&self, status: i32) -> Self::Reply<'static> {
+        Done { status }
+    }
+
+    fn effects(&self, each: &mut dyn FnMut(Effect, Object)) {
+        touch(each, Effect::Uses, self.handle);
+        touch(each, Effect::Uses, self.x);
     }
 
     fn spans(&self, _: &mut dyn FnMut(Span)) {}

@@ -22,6 +22,8 @@ pub struct CudaLaunchKernel<'a> {
     pub grid_dim: List<'a, u8>,
     /// `dim3 blockDim`
     pub block_dim: List<'a, u8>,
+    /// `void **args`
+    pub args: List<'a, u8>,
     /// `size_t sharedMem`
     pub shared_mem: u64,
     /// `cudaStream_t stream`
@@ -29,7 +31,7 @@ pub struct CudaLaunchKernel<'a> {
 }
 
 impl<'a> Call<'a> for CudaLaunchKernel<'a> {
-    const OP: u16 = 0x100f;
+    const OP: u16 = 0x1061;
     type Reply<'r> = Done;
 
     fn read<S: Source<'a>>(source: &mut S) -> Result<Self, Refused> {
@@ -38,10 +40,12 @@ impl<'a> Call<'a> for CudaLaunchKernel<'a> {
         let stream = source.value("stream")?;
         let grid_dim = source.list(Some(12), "grid_dim")?;
         let block_dim = source.list(Some(12), "block_dim")?;
+        let args = source.counted(None, "args")?;
         Ok(Self {
             kernel,
             grid_dim,
             block_dim,
+            args,
             shared_mem,
             stream,
         })
@@ -53,6 +57,7 @@ impl<'a> Call<'a> for CudaLaunchKernel<'a> {
         writer.value(self.stream);
         writer.list(&self.grid_dim);
         writer.list(&self.block_dim);
+        writer.counted(&self.args);
     }
 
     fn failed(&self, status: i32) -> Self::Reply<'static> {
@@ -614,6 +619,83 @@ impl<'r> Reply<'r, CudaMemGetInfo> for CudaMemGetInfoReply {
     }
 }
 
+/// `cudaMemcpy2DAsync` (cudart).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CudaMemcpy2DAsync {
+    /// `void *dst`
+    pub dst: Memory,
+    /// `size_t dpitch`
+    pub dpitch: u64,
+    /// `const void *src`
+    pub src: Memory,
+    /// `size_t spitch`
+    pub spitch: u64,
+    /// `size_t width`
+    pub width: u64,
+    /// `size_t height`
+    pub height: u64,
+    /// `cudaMemcpyKind kind`
+    pub kind: i32,
+    /// `cudaStream_t stream`
+    pub stream: Handle<CudaStreamT>,
+}
+
+impl<'a> Call<'a> for CudaMemcpy2DAsync {
+    const OP: u16 = 0x1062;
+    type Reply<'r> = Done;
+
+    fn read<S: Source<'a>>(source: &mut S) -> Result<Self, Refused> {
+        let dpitch = source.value("dpitch")?;
+        let spitch = source.value("spitch")?;
+        let width = source.count("width")?;
+        let height = source.count("height")?;
+        let kind = source.value("kind")?;
+        let stream = source.value("stream")?;
+        let dst = source.memory(u64::checked_mul(width, height), "dst")?;
+        let src = source.memory(u64::checked_mul(width, height), "src")?;
+        Ok(Self {
+            dst,
+            dpitch,
+            src,
+            spitch,
+            width,
+            height,
+            kind,
+            stream,
+        })
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) {
+        writer.value(self.dpitch);
+        writer.value(self.spitch);
+        writer.value(self.width);
+        writer.value(self.height);
+        writer.value(self.kind);
+        writer.value(self.stream);
+        writer.memory(self.dst);
+        writer.memory(self.src);
+    }
+
+    fn failed(&self, status: i32) -> Self::Reply<'static> {
+        Done { status }
+    }
+
+    fn effects(&self, each: &mut dyn FnMut(Effect, Object)) {
+        touch_memory(each, Effect::Uses, self.dst);
+        touch_memory(each, Effect::Uses, self.src);
+        touch(each, Effect::Uses, self.stream);
+    }
+
+    fn spans(&self, each: &mut dyn FnMut(Span)) {
+        if let Memory::Arena(span) = self.dst {
+            each(span);
+        }
+        if let Memory::Arena(span) = self.src {
+            each(span);
+        }
+    }
+}
+
 /// `cudaMemcpyAsync` (cudart).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CudaMemcpyAsync {
@@ -710,6 +792,65 @@ impl<'a> Call<'a> for CudaMemset {
 
     fn effects(&self, each: &mut dyn FnMut(Effect, Object)) {
         touch(each, Effect::Uses, self.dev_ptr);
+    }
+
+    fn spans(&self, _: &mut dyn FnMut(Span)) {}
+}
+
+/// `cudaMemset2DAsync` (cudart).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CudaMemset2DAsync {
+    /// `void *devPtr`
+    pub dev_ptr: SvmAddress,
+    /// `size_t pitch`
+    pub pitch: u64,
+    /// `int value`
+    pub value: i32,
+    /// `size_t width`
+    pub width: u64,
+    /// `size_t height`
+    pub height: u64,
+    /// `cudaStream_t stream`
+    pub stream: Handle<CudaStreamT>,
+}
+
+impl<'a> Call<'a> for CudaMemset2DAsync {
+    const OP: u16 = 0x1063;
+    type Reply<'r> = Done;
+
+    fn read<S: Source<'a>>(source: &mut S) -> Result<Self, Refused> {
+        let dev_ptr = source.value("dev_ptr")?;
+        let pitch = source.value("pitch")?;
+        let value = source.value("value")?;
+        let width = source.value("width")?;
+        let height = source.value("height")?;
+        let stream = source.value("stream")?;
+        Ok(Self {
+            dev_ptr,
+            pitch,
+            value,
+            width,
+            height,
+            stream,
+        })
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) {
+        writer.value(self.dev_ptr);
+        writer.value(self.pitch);
+        writer.value(self.value);
+        writer.value(self.width);
+        writer.value(self.height);
+        writer.value(self.stream);
+    }
+
+    fn failed(&self, status: i32) -> Self::Reply<'static> {
+        Done { status }
+    }
+
+    fn effects(&self, each: &mut dyn FnMut(Effect, Object)) {
+        touch(each, Effect::Uses, self.dev_ptr);
+        touch(each, Effect::Uses, self.stream);
     }
 
     fn spans(&self, _: &mut dyn FnMut(Span)) {}
@@ -864,6 +1005,41 @@ impl<'a> Call<'a> for CudaStreamCreate {
 
     fn write(&self, writer: &mut Writer<'_>) {
         writer.value(self.p_stream);
+    }
+
+    fn failed(&self, status: i32) -> Self::Reply<'static> {
+        Done { status }
+    }
+
+    fn effects(&self, each: &mut dyn FnMut(Effect, Object)) {
+        touch(each, Effect::Creates, self.p_stream);
+    }
+
+    fn spans(&self, _: &mut dyn FnMut(Span)) {}
+}
+
+/// `cudaStreamCreateWithFlags` (cudart).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CudaStreamCreateWithFlags {
+    /// `cudaStream_t *pStream`
+    pub p_stream: Handle<CudaStreamT>,
+    /// `unsigned int flags`
+    pub flags: u32,
+}
+
+impl<'a> Call<'a> for CudaStreamCreateWithFlags {
+    const OP: u16 = 0x1064;
+    type Reply<'r> = Done;
+
+    fn read<S: Source<'a>>(source: &mut S) -> Result<Self, Refused> {
+        let p_stream = source.value("p_stream")?;
+        let flags = source.value("flags")?;
+        Ok(Self { p_stream, flags })
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) {
+        writer.value(self.p_stream);
+        writer.value(self.flags);
     }
 
     fn failed(&self, status: i32) -> Self::Reply<'static> {
@@ -1123,7 +1299,7 @@ pub struct BasaltDeviceInfo {
 }
 
 impl<'a> Call<'a> for BasaltDeviceInfo {
-    const OP: u16 = 0x1029;
+    const OP: u16 = 0x1065;
     type Reply<'r> = BasaltDeviceInfoReply<'r>;
 
     fn read<S: Source<'a>>(source: &mut S) -> Result<Self, Refused> {
@@ -1143,6 +1319,7 @@ impl<'a> Call<'a> for BasaltDeviceInfo {
             name: List::new(&[]),
             total_global_mem: Plain::get(&[]),
             attributes: List::new(&[]),
+            takes_code: Plain::get(&[]),
         }
     }
 
@@ -1164,6 +1341,8 @@ pub struct BasaltDeviceInfoReply<'r> {
     pub total_global_mem: u64,
     /// `int *attributes`
     pub attributes: List<'r, i32>,
+    /// `unsigned int *takesCode`
+    pub takes_code: u32,
 }
 
 impl<'r> Reply<'r, BasaltDeviceInfo> for BasaltDeviceInfoReply<'r> {
@@ -1176,11 +1355,13 @@ impl<'r> Reply<'r, BasaltDeviceInfo> for BasaltDeviceInfoReply<'r> {
         let name = source.counted(Some(64), "name")?;
         let total_global_mem = source.value("total_global_mem")?;
         let attributes = source.counted(Some(160), "attributes")?;
+        let takes_code = source.value("takes_code")?;
         Ok(Self {
             status,
             name,
             total_global_mem,
             attributes,
+            takes_code,
         })
     }
 
@@ -1189,6 +1370,120 @@ impl<'r> Reply<'r, BasaltDeviceInfo> for BasaltDeviceInfoReply<'r> {
         writer.counted(&self.name);
         writer.value(self.total_global_mem);
         writer.counted(&self.attributes);
+        writer.value(self.takes_code);
+    }
+}
+
+/// `basaltMalloc` (cudart).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct BasaltMalloc {
+    /// `size_t size`
+    pub size: u64,
+}
+
+impl<'a> Call<'a> for BasaltMalloc {
+    const OP: u16 = 0x1082;
+    type Reply<'r> = BasaltMallocReply;
+
+    fn read<S: Source<'a>>(source: &mut S) -> Result<Self, Refused> {
+        let size = source.value("size")?;
+        Ok(Self { size })
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) {
+        writer.value(self.size);
+    }
+
+    fn failed(&self, status: i32) -> Self::Reply<'static> {
+        BasaltMallocReply {
+            status,
+            dev_ptr: Plain::get(&[]),
+        }
+    }
+
+    fn effects(&self, _: &mut dyn FnMut(Effect, Object)) {}
+
+    fn spans(&self, _: &mut dyn FnMut(Span)) {}
+}
+
+/// What `basaltMalloc` gives.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct BasaltMallocReply {
+    /// The error code.
+    pub status: i32,
+    /// `size_t *devPtr`
+    pub dev_ptr: u64,
+}
+
+impl<'r> Reply<'r, BasaltMalloc> for BasaltMallocReply {
+    fn status(&self) -> i32 {
+        self.status
+    }
+
+    fn read<S: Source<'r>>(source: &mut S, _: &BasaltMalloc) -> Result<Self, Refused> {
+        let status = source.value("status")?;
+        let dev_ptr = source.value("dev_ptr")?;
+        Ok(Self { status, dev_ptr })
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) {
+        writer.value(self.status);
+        writer.value(self.dev_ptr);
+    }
+}
+
+/// `basaltModuleData` (cudart).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct BasaltModuleData {
+    /// `cudaModule_t module`
+    pub module: Handle<CudaModuleT>,
+    /// `size_t offset`
+    pub offset: u64,
+    /// `size_t total`
+    pub total: u64,
+    /// `size_t count`
+    pub count: u64,
+    /// `const void *bytes`
+    pub bytes: Span,
+}
+
+impl<'a> Call<'a> for BasaltModuleData {
+    const OP: u16 = 0x1066;
+    type Reply<'r> = Done;
+
+    fn read<S: Source<'a>>(source: &mut S) -> Result<Self, Refused> {
+        let module = source.value("module")?;
+        let offset = source.value("offset")?;
+        let total = source.value("total")?;
+        let count = source.count("count")?;
+        let bytes = source.span(Some(count), "bytes")?;
+        Ok(Self {
+            module,
+            offset,
+            total,
+            count,
+            bytes,
+        })
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) {
+        writer.value(self.module);
+        writer.value(self.offset);
+        writer.value(self.total);
+        writer.value(self.count);
+        writer.span(self.bytes);
+    }
+
+    fn failed(&self, status: i32) -> Self::Reply<'static> {
+        Done { status }
+    }
+
+    fn effects(&self, each: &mut dyn FnMut(Effect, Object)) {
+        touch(each, Effect::Uses, self.module);
+    }
+
+    fn spans(&self, each: &mut dyn FnMut(Span)) {
+        each(self.bytes);
     }
 }
 
@@ -1201,27 +1496,47 @@ pub struct BasaltModuleGetFunction<'a> {
     pub module: Handle<CudaModuleT>,
     /// `const char *name`
     pub name: &'a CStr,
+    /// `int most`
+    pub most: u32,
+    /// where in the arena the reply goes if it does not fit into a record.
+    pub reply: Span,
 }
 
 impl<'a> Call<'a> for BasaltModuleGetFunction<'a> {
-    const OP: u16 = 0x102a;
-    type Reply<'r> = Done;
+    const OP: u16 = 0x1067;
+    type Reply<'r> = BasaltModuleGetFunctionReply<'r>;
 
     fn read<S: Source<'a>>(source: &mut S) -> Result<Self, Refused> {
         let kernel = source.value("kernel")?;
         let module = source.value("module")?;
+        let most = source.count("most")?;
+        let reply = source.area("reply")?;
         let name = source.text("name")?;
-        Ok(Self { kernel, module, name })
+        Ok(Self {
+            kernel,
+            module,
+            name,
+            most,
+            reply,
+        })
     }
 
     fn write(&self, writer: &mut Writer<'_>) {
         writer.value(self.kernel);
         writer.value(self.module);
+        writer.value(self.most);
+        writer.area(self.reply);
         writer.text(self.name);
     }
 
     fn failed(&self, status: i32) -> Self::Reply<'static> {
-        Done { status }
+        BasaltModuleGetFunctionReply {
+            status,
+            count: Plain::get(&[]),
+            size: Plain::get(&[]),
+            offsets: List::new(&[]),
+            sizes: List::new(&[]),
+        }
     }
 
     fn effects(&self, each: &mut dyn FnMut(Effect, Object)) {
@@ -1229,7 +1544,122 @@ impl<'a> Call<'a> for BasaltModuleGetFunction<'a> {
         touch(each, Effect::Uses, self.module);
     }
 
+    fn spans(&self, each: &mut dyn FnMut(Span)) {
+        each(self.reply);
+    }
+}
+
+/// What `basaltModuleGetFunction` gives.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct BasaltModuleGetFunctionReply<'r> {
+    /// The error code.
+    pub status: i32,
+    /// `unsigned int *count`
+    pub count: u32,
+    /// `unsigned int *size`
+    pub size: u32,
+    /// `unsigned int *offsets`
+    pub offsets: List<'r, u32>,
+    /// `unsigned int *sizes`
+    pub sizes: List<'r, u32>,
+}
+
+impl<'r> Reply<'r, BasaltModuleGetFunction<'_>> for BasaltModuleGetFunctionReply<'r> {
+    fn status(&self) -> i32 {
+        self.status
+    }
+
+    fn read<S: Source<'r>>(source: &mut S, call: &BasaltModuleGetFunction<'_>) -> Result<Self, Refused> {
+        let status = source.value("status")?;
+        let count = source.value("count")?;
+        let size = source.value("size")?;
+        let offsets = source.counted(Some(u64::from(call.most)), "offsets")?;
+        let sizes = source.counted(Some(u64::from(call.most)), "sizes")?;
+        Ok(Self {
+            status,
+            count,
+            size,
+            offsets,
+            sizes,
+        })
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) {
+        writer.value(self.status);
+        writer.value(self.count);
+        writer.value(self.size);
+        writer.counted(&self.offsets);
+        writer.counted(&self.sizes);
+    }
+}
+
+/// `basaltModuleGetVariable` (cudart).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct BasaltModuleGetVariable<'a> {
+    /// `cudaModule_t module`
+    pub module: Handle<CudaModuleT>,
+    /// `const char *name`
+    pub name: &'a CStr,
+}
+
+impl<'a> Call<'a> for BasaltModuleGetVariable<'a> {
+    const OP: u16 = 0x1068;
+    type Reply<'r> = BasaltModuleGetVariableReply;
+
+    fn read<S: Source<'a>>(source: &mut S) -> Result<Self, Refused> {
+        let module = source.value("module")?;
+        let name = source.text("name")?;
+        Ok(Self { module, name })
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) {
+        writer.value(self.module);
+        writer.text(self.name);
+    }
+
+    fn failed(&self, status: i32) -> Self::Reply<'static> {
+        BasaltModuleGetVariableReply {
+            status,
+            address: Plain::get(&[]),
+            size: Plain::get(&[]),
+        }
+    }
+
+    fn effects(&self, each: &mut dyn FnMut(Effect, Object)) {
+        touch(each, Effect::Uses, self.module);
+    }
+
     fn spans(&self, _: &mut dyn FnMut(Span)) {}
+}
+
+/// What `basaltModuleGetVariable` gives.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct BasaltModuleGetVariableReply {
+    /// The error code.
+    pub status: i32,
+    /// `size_t *address`
+    pub address: u64,
+    /// `size_t *size`
+    pub size: u64,
+}
+
+impl<'r> Reply<'r, BasaltModuleGetVariable<'_>> for BasaltModuleGetVariableReply {
+    fn status(&self) -> i32 {
+        self.status
+    }
+
+    fn read<S: Source<'r>>(source: &mut S, _: &BasaltModuleGetVariable<'_>) -> Result<Self, Refused> {
+        let status = source.value("status")?;
+        let address = source.value("address")?;
+        let size = source.value("size")?;
+        Ok(Self { status, address, size })
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) {
+        writer.value(self.status);
+        writer.value(self.address);
+        writer.value(self.size);
+    }
 }
 
 /// `basaltModuleLoad` (cudart).
@@ -1262,6 +1692,85 @@ impl<'a> Call<'a> for BasaltModuleLoad {
 
     fn effects(&self, each: &mut dyn FnMut(Effect, Object)) {
         touch(each, Effect::Creates, self.module);
+    }
+
+    fn spans(&self, _: &mut dyn FnMut(Span)) {}
+}
+
+/// `basaltModuleUnload` (cudart).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct BasaltModuleUnload {
+    /// `cudaModule_t module`
+    pub module: Handle<CudaModuleT>,
+}
+
+impl<'a> Call<'a> for BasaltModuleUnload {
+    const OP: u16 = 0x1083;
+    type Reply<'r> = Done;
+
+    fn read<S: Source<'a>>(source: &mut S) -> Result<Self, Refused> {
+        let module = source.value("module")?;
+        Ok(Self { module })
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) {
+        writer.value(self.module);
+    }
+
+    fn failed(&self, status: i32) -> Self::Reply<'static> {
+        Done { status }
+    }
+
+    fn effects(&self, each: &mut dyn FnMut(Effect, Object)) {
+        touch(each, Effect::Drops, self.module);
+    }
+
+    fn spans(&self, _: &mut dyn FnMut(Span)) {}
+}
+
+/// `basaltModuleVariable` (cudart).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct BasaltModuleVariable<'a> {
+    /// `cudaModule_t module`
+    pub module: Handle<CudaModuleT>,
+    /// `const char *name`
+    pub name: &'a CStr,
+    /// `void *address`
+    pub address: u64,
+    /// `size_t size`
+    pub size: u64,
+}
+
+impl<'a> Call<'a> for BasaltModuleVariable<'a> {
+    const OP: u16 = 0x1069;
+    type Reply<'r> = Done;
+
+    fn read<S: Source<'a>>(source: &mut S) -> Result<Self, Refused> {
+        let module = source.value("module")?;
+        let address = source.value("address")?;
+        let size = source.value("size")?;
+        let name = source.text("name")?;
+        Ok(Self {
+            module,
+            name,
+            address,
+            size,
+        })
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) {
+        writer.value(self.module);
+        writer.value(self.address);
+        writer.value(self.size);
+        writer.text(self.name);
+    }
+
+    fn failed(&self, status: i32) -> Self::Reply<'static> {
+        Done { status }
+    }
+
+    fn effects(&self, each: &mut dyn FnMut(Effect, Object)) {
+        touch(each, Effect::Uses, self.module);
     }
 
     fn spans(&self, _: &mut dyn FnMut(Span)) {}

@@ -11,6 +11,364 @@ use crate::refused::Refused;
 use crate::values::{Span, SvmAddress};
 use crate::writer::Writer;
 
+/// `cudnnActivationBackward` (cudnn).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CudnnActivationBackward<'a> {
+    /// `cudnnHandle_t handle`
+    pub handle: Handle<CudnnHandleT>,
+    /// `cudnnActivationDescriptor_t activationDesc`
+    pub activation_desc: List<'a, i32>,
+    /// `const void *alpha`
+    pub alpha: List<'a, u8>,
+    /// `cudnnTensorDescriptor_t yDesc`
+    pub y_desc: List<'a, i32>,
+    /// `const void *y`
+    pub y: SvmAddress,
+    /// `cudnnTensorDescriptor_t dyDesc`
+    pub dy_desc: List<'a, i32>,
+    /// `const void *dy`
+    pub dy: SvmAddress,
+    /// `cudnnTensorDescriptor_t xDesc`
+    pub x_desc: List<'a, i32>,
+    /// `const void *x`
+    pub x: SvmAddress,
+    /// `const void *beta`
+    pub beta: List<'a, u8>,
+    /// `cudnnTensorDescriptor_t dxDesc`
+    pub dx_desc: List<'a, i32>,
+    /// `void *dx`
+    pub dx: SvmAddress,
+}
+
+impl<'a> Call<'a> for CudnnActivationBackward<'a> {
+    const OP: u16 = 0x106a;
+    type Reply<'r> = Done;
+
+    fn read<S: Source<'a>>(source: &mut S) -> Result<Self, Refused> {
+        let handle = source.value("handle")?;
+        let y = source.value("y")?;
+        let dy = source.value("dy")?;
+        let x = source.value("x")?;
+        let dx = source.value("dx")?;
+        let activation_desc = source.counted(None, "activation_desc")?;
+        let alpha = source.counted(None, "alpha")?;
+        let y_desc = source.counted(None, "y_desc")?;
+        let dy_desc = source.counted(None, "dy_desc")?;
+        let x_desc = source.counted(None, "x_desc")?;
+        let beta = source.counted(None, "beta")?;
+        let dx_desc = source.counted(None, "dx_desc")?;
+        Ok(Self {
+            handle,
+            activation_desc,
+            alpha,
+            y_desc,
+            y,
+            dy_desc,
+            dy,
+            x_desc,
+            x,
+            beta,
+            dx_desc,
+            dx,
+        })
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) {
+        writer.value(self.handle);
+        writer.value(self.y);
+        writer.value(self.dy);
+        writer.value(self.x);
+        writer.value(self.dx);
+        writer.counted(&self.activation_desc);
+        writer.counted(&self.alpha);
+        writer.counted(&self.y_desc);
+        writer.counted(&self.dy_desc);
+        writer.counted(&self.x_desc);
+        writer.counted(&self.beta);
+        writer.counted(&self.dx_desc);
+    }
+
+    fn failed(&self, status: i32) -> Self::Reply<'static> {
+        Done { status }
+    }
+
+    fn effects(&self, each: &mut dyn FnMut(Effect, Object)) {
+        touch(each, Effect::Uses, self.handle);
+        touch(each, Effect::Uses, self.y);
+        touch(each, Effect::Uses, self.dy);
+        touch(each, Effect::Uses, self.x);
+        touch(each, Effect::Uses, self.dx);
+    }
+
+    fn spans(&self, _: &mut dyn FnMut(Span)) {}
+}
+
+/// `cudnnActivationForward` (cudnn).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CudnnActivationForward<'a> {
+    /// `cudnnHandle_t handle`
+    pub handle: Handle<CudnnHandleT>,
+    /// `cudnnActivationDescriptor_t activationDesc`
+    pub activation_desc: List<'a, i32>,
+    /// `const void *alpha`
+    pub alpha: List<'a, u8>,
+    /// `cudnnTensorDescriptor_t xDesc`
+    pub x_desc: List<'a, i32>,
+    /// `const void *x`
+    pub x: SvmAddress,
+    /// `const void *beta`
+    pub beta: List<'a, u8>,
+    /// `cudnnTensorDescriptor_t yDesc`
+    pub y_desc: List<'a, i32>,
+    /// `void *y`
+    pub y: SvmAddress,
+}
+
+impl<'a> Call<'a> for CudnnActivationForward<'a> {
+    const OP: u16 = 0x106b;
+    type Reply<'r> = Done;
+
+    fn read<S: Source<'a>>(source: &mut S) -> Result<Self, Refused> {
+        let handle = source.value("handle")?;
+        let x = source.value("x")?;
+        let y = source.value("y")?;
+        let activation_desc = source.counted(None, "activation_desc")?;
+        let alpha = source.counted(None, "alpha")?;
+        let x_desc = source.counted(None, "x_desc")?;
+        let beta = source.counted(None, "beta")?;
+        let y_desc = source.counted(None, "y_desc")?;
+        Ok(Self {
+            handle,
+            activation_desc,
+            alpha,
+            x_desc,
+            x,
+            beta,
+            y_desc,
+            y,
+        })
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) {
+        writer.value(self.handle);
+        writer.value(self.x);
+        writer.value(self.y);
+        writer.counted(&self.activation_desc);
+        writer.counted(&self.alpha);
+        writer.counted(&self.x_desc);
+        writer.counted(&self.beta);
+        writer.counted(&self.y_desc);
+    }
+
+    fn failed(&self, status: i32) -> Self::Reply<'static> {
+        Done { status }
+    }
+
+    fn effects(&self, each: &mut dyn FnMut(Effect, Object)) {
+        touch(each, Effect::Uses, self.handle);
+        touch(each, Effect::Uses, self.x);
+        touch(each, Effect::Uses, self.y);
+    }
+
+    fn spans(&self, _: &mut dyn FnMut(Span)) {}
+}
+
+/// `cudnnAddTensor` (cudnn).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CudnnAddTensor<'a> {
+    /// `cudnnHandle_t handle`
+    pub handle: Handle<CudnnHandleT>,
+    /// `const void *alpha`
+    pub alpha: List<'a, u8>,
+    /// `cudnnTensorDescriptor_t aDesc`
+    pub a_desc: List<'a, i32>,
+    /// `const void *A`
+    pub a: SvmAddress,
+    /// `const void *beta`
+    pub beta: List<'a, u8>,
+    /// `cudnnTensorDescriptor_t cDesc`
+    pub c_desc: List<'a, i32>,
+    /// `void *C`
+    pub c: SvmAddress,
+}
+
+impl<'a> Call<'a> for CudnnAddTensor<'a> {
+    const OP: u16 = 0x106c;
+    type Reply<'r> = Done;
+
+    fn read<S: Source<'a>>(source: &mut S) -> Result<Self, Refused> {
+        let handle = source.value("handle")?;
+        let a = source.value("a")?;
+        let c = source.value("c")?;
+        let alpha = source.counted(None, "alpha")?;
+        let a_desc = source.counted(None, "a_desc")?;
+        let beta = source.counted(None, "beta")?;
+        let c_desc = source.counted(None, "c_desc")?;
+        Ok(Self {
+            handle,
+            alpha,
+            a_desc,
+            a,
+            beta,
+            c_desc,
+            c,
+        })
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) {
+        writer.value(self.handle);
+        writer.value(self.a);
+        writer.value(self.c);
+        writer.counted(&self.alpha);
+        writer.counted(&self.a_desc);
+        writer.counted(&self.beta);
+        writer.counted(&self.c_desc);
+    }
+
+    fn failed(&self, status: i32) -> Self::Reply<'static> {
+        Done { status }
+    }
+
+    fn effects(&self, each: &mut dyn FnMut(Effect, Object)) {
+        touch(each, Effect::Uses, self.handle);
+        touch(each, Effect::Uses, self.a);
+        touch(each, Effect::Uses, self.c);
+    }
+
+    fn spans(&self, _: &mut dyn FnMut(Span)) {}
+}
+
+/// `cudnnBatchNormalizationBackward` (cudnn).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CudnnBatchNormalizationBackward<'a> {
+    /// `cudnnHandle_t handle`
+    pub handle: Handle<CudnnHandleT>,
+    /// `cudnnBatchNormMode_t mode`
+    pub mode: i32,
+    /// `const void *alphaDataDiff`
+    pub alpha_data_diff: List<'a, u8>,
+    /// `const void *betaDataDiff`
+    pub beta_data_diff: List<'a, u8>,
+    /// `const void *alphaParamDiff`
+    pub alpha_param_diff: List<'a, u8>,
+    /// `const void *betaParamDiff`
+    pub beta_param_diff: List<'a, u8>,
+    /// `cudnnTensorDescriptor_t xDesc`
+    pub x_desc: List<'a, i32>,
+    /// `const void *x`
+    pub x: SvmAddress,
+    /// `cudnnTensorDescriptor_t dyDesc`
+    pub dy_desc: List<'a, i32>,
+    /// `const void *dy`
+    pub dy: SvmAddress,
+    /// `cudnnTensorDescriptor_t dxDesc`
+    pub dx_desc: List<'a, i32>,
+    /// `void *dx`
+    pub dx: SvmAddress,
+    /// `cudnnTensorDescriptor_t dBnScaleBiasDesc`
+    pub d_bn_scale_bias_desc: List<'a, i32>,
+    /// `const void *bnScale`
+    pub bn_scale: SvmAddress,
+    /// `void *dBnScaleResult`
+    pub d_bn_scale_result: SvmAddress,
+    /// `void *dBnBiasResult`
+    pub d_bn_bias_result: SvmAddress,
+    /// `double epsilon`
+    pub epsilon: u64,
+    /// `const void *savedMean`
+    pub saved_mean: SvmAddress,
+    /// `const void *savedInvVariance`
+    pub saved_inv_variance: SvmAddress,
+}
+
+impl<'a> Call<'a> for CudnnBatchNormalizationBackward<'a> {
+    const OP: u16 = 0x106d;
+    type Reply<'r> = Done;
+
+    fn read<S: Source<'a>>(source: &mut S) -> Result<Self, Refused> {
+        let handle = source.value("handle")?;
+        let mode = source.value("mode")?;
+        let x = source.value("x")?;
+        let dy = source.value("dy")?;
+        let dx = source.value("dx")?;
+        let bn_scale = source.value("bn_scale")?;
+        let d_bn_scale_result = source.value("d_bn_scale_result")?;
+        let d_bn_bias_result = source.value("d_bn_bias_result")?;
+        let epsilon = source.value("epsilon")?;
+        let saved_mean = source.value("saved_mean")?;
+        let saved_inv_variance = source.value("saved_inv_variance")?;
+        let alpha_data_diff = source.counted(None, "alpha_data_diff")?;
+        let beta_data_diff = source.counted(None, "beta_data_diff")?;
+        let alpha_param_diff = source.counted(None, "alpha_param_diff")?;
+        let beta_param_diff = source.counted(None, "beta_param_diff")?;
+        let x_desc = source.counted(None, "x_desc")?;
+        let dy_desc = source.counted(None, "dy_desc")?;
+        let dx_desc = source.counted(None, "dx_desc")?;
+        let d_bn_scale_bias_desc = source.counted(None, "d_bn_scale_bias_desc")?;
+        Ok(Self {
+            handle,
+            mode,
+            alpha_data_diff,
+            beta_data_diff,
+            alpha_param_diff,
+            beta_param_diff,
+            x_desc,
+            x,
+            dy_desc,
+            dy,
+            dx_desc,
+            dx,
+            d_bn_scale_bias_desc,
+            bn_scale,
+            d_bn_scale_result,
+            d_bn_bias_result,
+            epsilon,
+            saved_mean,
+            saved_inv_variance,
+        })
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) {
+        writer.value(self.handle);
+        writer.value(self.mode);
+        writer.value(self.x);
+        writer.value(self.dy);
+        writer.value(self.dx);
+        writer.value(self.bn_scale);
+        writer.value(self.d_bn_scale_result);
+        writer.value(self.d_bn_bias_result);
+        writer.value(self.epsilon);
+        writer.value(self.saved_mean);
+        writer.value(self.saved_inv_variance);
+        writer.counted(&self.alpha_data_diff);
+        writer.counted(&self.beta_data_diff);
+        writer.counted(&self.alpha_param_diff);
+        writer.counted(&self.beta_param_diff);
+        writer.counted(&self.x_desc);
+        writer.counted(&self.dy_desc);
+        writer.counted(&self.dx_desc);
+        writer.counted(&self.d_bn_scale_bias_desc);
+    }
+
+    fn failed(&self, status: i32) -> Self::Reply<'static> {
+        Done { status }
+    }
+
+    fn effects(&self, each: &mut dyn FnMut(Effect, Object)) {
+        touch(each, Effect::Uses, self.handle);
+        touch(each, Effect::Uses, self.x);
+        touch(each, Effect::Uses, self.dy);
+        touch(each, Effect::Uses, self.dx);
+        touch(each, Effect::Uses, self.bn_scale);
+        touch(each, Effect::Uses, self.d_bn_scale_result);
+        touch(each, Effect::Uses, self.d_bn_bias_result);
+        touch(each, Effect::Uses, self.saved_mean);
+        touch(each, Effect::Uses, self.saved_inv_variance);
+    }
+
+    fn spans(&self, _: &mut dyn FnMut(Span)) {}
+}
+
 /// `cudnnBatchNormalizationBackwardEx` (cudnn).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CudnnBatchNormalizationBackwardEx<'a> {
@@ -306,6 +664,127 @@ impl<'a> Call<'a> for CudnnBatchNormalizationForwardInference<'a> {
     fn spans(&self, _: &mut dyn FnMut(Span)) {}
 }
 
+/// `cudnnBatchNormalizationForwardTraining` (cudnn).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CudnnBatchNormalizationForwardTraining<'a> {
+    /// `cudnnHandle_t handle`
+    pub handle: Handle<CudnnHandleT>,
+    /// `cudnnBatchNormMode_t mode`
+    pub mode: i32,
+    /// `const void *alpha`
+    pub alpha: List<'a, u8>,
+    /// `const void *beta`
+    pub beta: List<'a, u8>,
+    /// `cudnnTensorDescriptor_t xDesc`
+    pub x_desc: List<'a, i32>,
+    /// `const void *x`
+    pub x: SvmAddress,
+    /// `cudnnTensorDescriptor_t yDesc`
+    pub y_desc: List<'a, i32>,
+    /// `void *y`
+    pub y: SvmAddress,
+    /// `cudnnTensorDescriptor_t bnScaleBiasMeanVarDesc`
+    pub bn_scale_bias_mean_var_desc: List<'a, i32>,
+    /// `const void *bnScale`
+    pub bn_scale: SvmAddress,
+    /// `const void *bnBias`
+    pub bn_bias: SvmAddress,
+    /// `double exponentialAverageFactor`
+    pub exponential_average_factor: u64,
+    /// `void *resultRunningMean`
+    pub result_running_mean: SvmAddress,
+    /// `void *resultRunningVariance`
+    pub result_running_variance: SvmAddress,
+    /// `double epsilon`
+    pub epsilon: u64,
+    /// `void *resultSaveMean`
+    pub result_save_mean: SvmAddress,
+    /// `void *resultSaveInvVariance`
+    pub result_save_inv_variance: SvmAddress,
+}
+
+impl<'a> Call<'a> for CudnnBatchNormalizationForwardTraining<'a> {
+    const OP: u16 = 0x106e;
+    type Reply<'r> = Done;
+
+    fn read<S: Source<'a>>(source: &mut S) -> Result<Self, Refused> {
+        let handle = source.value("handle")?;
+        let mode = source.value("mode")?;
+        let x = source.value("x")?;
+        let y = source.value("y")?;
+        let bn_scale = source.value("bn_scale")?;
+        let bn_bias = source.value("bn_bias")?;
+        let exponential_average_factor = source.value("exponential_average_factor")?;
+        let result_running_mean = source.value("result_running_mean")?;
+        let result_running_variance = source.value("result_running_variance")?;
+        let epsilon = source.value("epsilon")?;
+        let result_save_mean = source.value("result_save_mean")?;
+        let result_save_inv_variance = source.value("result_save_inv_variance")?;
+        let alpha = source.counted(None, "alpha")?;
+        let beta = source.counted(None, "beta")?;
+        let x_desc = source.counted(None, "x_desc")?;
+        let y_desc = source.counted(None, "y_desc")?;
+        let bn_scale_bias_mean_var_desc = source.counted(None, "bn_scale_bias_mean_var_desc")?;
+        Ok(Self {
+            handle,
+            mode,
+            alpha,
+            beta,
+            x_desc,
+            x,
+            y_desc,
+            y,
+            bn_scale_bias_mean_var_desc,
+            bn_scale,
+            bn_bias,
+            exponential_average_factor,
+            result_running_mean,
+            result_running_variance,
+            epsilon,
+            result_save_mean,
+            result_save_inv_variance,
+        })
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) {
+        writer.value(self.handle);
+        writer.value(self.mode);
+        writer.value(self.x);
+        writer.value(self.y);
+        writer.value(self.bn_scale);
+        writer.value(self.bn_bias);
+        writer.value(self.exponential_average_factor);
+        writer.value(self.result_running_mean);
+        writer.value(self.result_running_variance);
+        writer.value(self.epsilon);
+        writer.value(self.result_save_mean);
+        writer.value(self.result_save_inv_variance);
+        writer.counted(&self.alpha);
+        writer.counted(&self.beta);
+        writer.counted(&self.x_desc);
+        writer.counted(&self.y_desc);
+        writer.counted(&self.bn_scale_bias_mean_var_desc);
+    }
+
+    fn failed(&self, status: i32) -> Self::Reply<'static> {
+        Done { status }
+    }
+
+    fn effects(&self, each: &mut dyn FnMut(Effect, Object)) {
+        touch(each, Effect::Uses, self.handle);
+        touch(each, Effect::Uses, self.x);
+        touch(each, Effect::Uses, self.y);
+        touch(each, Effect::Uses, self.bn_scale);
+        touch(each, Effect::Uses, self.bn_bias);
+        touch(each, Effect::Uses, self.result_running_mean);
+        touch(each, Effect::Uses, self.result_running_variance);
+        touch(each, Effect::Uses, self.result_save_mean);
+        touch(each, Effect::Uses, self.result_save_inv_variance);
+    }
+
+    fn spans(&self, _: &mut dyn FnMut(Span)) {}
+}
+
 /// `cudnnBatchNormalizationForwardTrainingEx` (cudnn).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CudnnBatchNormalizationForwardTrainingEx<'a> {
@@ -465,6 +944,71 @@ impl<'a> Call<'a> for CudnnBatchNormalizationForwardTrainingEx<'a> {
         touch(each, Effect::Uses, self.result_save_inv_variance);
         touch(each, Effect::Uses, self.workspace);
         touch(each, Effect::Uses, self.reserve_space);
+    }
+
+    fn spans(&self, _: &mut dyn FnMut(Span)) {}
+}
+
+/// `cudnnConvolutionBackwardBias` (cudnn).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CudnnConvolutionBackwardBias<'a> {
+    /// `cudnnHandle_t handle`
+    pub handle: Handle<CudnnHandleT>,
+    /// `const void *alpha`
+    pub alpha: List<'a, u8>,
+    /// `cudnnTensorDescriptor_t dyDesc`
+    pub dy_desc: List<'a, i32>,
+    /// `const void *dy`
+    pub dy: SvmAddress,
+    /// `const void *beta`
+    pub beta: List<'a, u8>,
+    /// `cudnnTensorDescriptor_t dbDesc`
+    pub db_desc: List<'a, i32>,
+    /// `void *db`
+    pub db: SvmAddress,
+}
+
+impl<'a> Call<'a> for CudnnConvolutionBackwardBias<'a> {
+    const OP: u16 = 0x106f;
+    type Reply<'r> = Done;
+
+    fn read<S: Source<'a>>(source: &mut S) -> Result<Self, Refused> {
+        let handle = source.value("handle")?;
+        let dy = source.value("dy")?;
+        let db = source.value("db")?;
+        let alpha = source.counted(None, "alpha")?;
+        let dy_desc = source.counted(None, "dy_desc")?;
+        let beta = source.counted(None, "beta")?;
+        let db_desc = source.counted(None, "db_desc")?;
+        Ok(Self {
+            handle,
+            alpha,
+            dy_desc,
+            dy,
+            beta,
+            db_desc,
+            db,
+        })
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) {
+        writer.value(self.handle);
+        writer.value(self.dy);
+        writer.value(self.db);
+        writer.counted(&self.alpha);
+        writer.counted(&self.dy_desc);
+        writer.counted(&self.beta);
+        writer.counted(&self.db_desc);
+    }
+
+    fn failed(&self, status: i32) -> Self::Reply<'static> {
+        Done { status }
+    }
+
+    fn effects(&self, each: &mut dyn FnMut(Effect, Object)) {
+        touch(each, Effect::Uses, self.handle);
+        touch(each, Effect::Uses, self.dy);
+        touch(each, Effect::Uses, self.db);
     }
 
     fn spans(&self, _: &mut dyn FnMut(Span)) {}
@@ -1723,6 +2267,98 @@ impl<'r> Reply<'r, CudnnGetConvolutionForwardWorkspaceSize<'_>> for CudnnGetConv
     }
 }
 
+/// `cudnnPoolingBackward` (cudnn).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CudnnPoolingBackward<'a> {
+    /// `cudnnHandle_t handle`
+    pub handle: Handle<CudnnHandleT>,
+    /// `cudnnPoolingDescriptor_t poolingDesc`
+    pub pooling_desc: List<'a, i32>,
+    /// `const void *alpha`
+    pub alpha: List<'a, u8>,
+    /// `cudnnTensorDescriptor_t yDesc`
+    pub y_desc: List<'a, i32>,
+    /// `const void *y`
+    pub y: SvmAddress,
+    /// `cudnnTensorDescriptor_t dyDesc`
+    pub dy_desc: List<'a, i32>,
+    /// `const void *dy`
+    pub dy: SvmAddress,
+    /// `cudnnTensorDescriptor_t xDesc`
+    pub x_desc: List<'a, i32>,
+    /// `const void *x`
+    pub x: SvmAddress,
+    /// `const void *beta`
+    pub beta: List<'a, u8>,
+    /// `cudnnTensorDescriptor_t dxDesc`
+    pub dx_desc: List<'a, i32>,
+    /// `void *dx`
+    pub dx: SvmAddress,
+}
+
+impl<'a> Call<'a> for CudnnPoolingBackward<'a> {
+    const OP: u16 = 0x1070;
+    type Reply<'r> = Done;
+
+    fn read<S: Source<'a>>(source: &mut S) -> Result<Self, Refused> {
+        let handle = source.value("handle")?;
+        let y = source.value("y")?;
+        let dy = source.value("dy")?;
+        let x = source.value("x")?;
+        let dx = source.value("dx")?;
+        let pooling_desc = source.counted(None, "pooling_desc")?;
+        let alpha = source.counted(None, "alpha")?;
+        let y_desc = source.counted(None, "y_desc")?;
+        let dy_desc = source.counted(None, "dy_desc")?;
+        let x_desc = source.counted(None, "x_desc")?;
+        let beta = source.counted(None, "beta")?;
+        let dx_desc = source.counted(None, "dx_desc")?;
+        Ok(Self {
+            handle,
+            pooling_desc,
+            alpha,
+            y_desc,
+            y,
+            dy_desc,
+            dy,
+            x_desc,
+            x,
+            beta,
+            dx_desc,
+            dx,
+        })
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) {
+        writer.value(self.handle);
+        writer.value(self.y);
+        writer.value(self.dy);
+        writer.value(self.x);
+        writer.value(self.dx);
+        writer.counted(&self.pooling_desc);
+        writer.counted(&self.alpha);
+        writer.counted(&self.y_desc);
+        writer.counted(&self.dy_desc);
+        writer.counted(&self.x_desc);
+        writer.counted(&self.beta);
+        writer.counted(&self.dx_desc);
+    }
+
+    fn failed(&self, status: i32) -> Self::Reply<'static> {
+        Done { status }
+    }
+
+    fn effects(&self, each: &mut dyn FnMut(Effect, Object)) {
+        touch(each, Effect::Uses, self.handle);
+        touch(each, Effect::Uses, self.y);
+        touch(each, Effect::Uses, self.dy);
+        touch(each, Effect::Uses, self.x);
+        touch(each, Effect::Uses, self.dx);
+    }
+
+    fn spans(&self, _: &mut dyn FnMut(Span)) {}
+}
+
 /// `cudnnPoolingForward` (cudnn).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CudnnPoolingForward<'a> {
@@ -1824,6 +2460,167 @@ impl<'a> Call<'a> for CudnnSetStream {
     fn effects(&self, each: &mut dyn FnMut(Effect, Object)) {
         touch(each, Effect::Uses, self.handle);
         touch(each, Effect::Uses, self.stream_id);
+    }
+
+    fn spans(&self, _: &mut dyn FnMut(Span)) {}
+}
+
+/// `cudnnSoftmaxBackward` (cudnn).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CudnnSoftmaxBackward<'a> {
+    /// `cudnnHandle_t handle`
+    pub handle: Handle<CudnnHandleT>,
+    /// `cudnnSoftmaxAlgorithm_t algo`
+    pub algo: i32,
+    /// `cudnnSoftmaxMode_t mode`
+    pub mode: i32,
+    /// `const void *alpha`
+    pub alpha: List<'a, u8>,
+    /// `cudnnTensorDescriptor_t yDesc`
+    pub y_desc: List<'a, i32>,
+    /// `const void *y`
+    pub y: SvmAddress,
+    /// `cudnnTensorDescriptor_t dyDesc`
+    pub dy_desc: List<'a, i32>,
+    /// `const void *dy`
+    pub dy: SvmAddress,
+    /// `const void *beta`
+    pub beta: List<'a, u8>,
+    /// `cudnnTensorDescriptor_t dxDesc`
+    pub dx_desc: List<'a, i32>,
+    /// `void *dx`
+    pub dx: SvmAddress,
+}
+
+impl<'a> Call<'a> for CudnnSoftmaxBackward<'a> {
+    const OP: u16 = 0x1071;
+    type Reply<'r> = Done;
+
+    fn read<S: Source<'a>>(source: &mut S) -> Result<Self, Refused> {
+        let handle = source.value("handle")?;
+        let algo = source.value("algo")?;
+        let mode = source.value("mode")?;
+        let y = source.value("y")?;
+        let dy = source.value("dy")?;
+        let dx = source.value("dx")?;
+        let alpha = source.counted(None, "alpha")?;
+        let y_desc = source.counted(None, "y_desc")?;
+        let dy_desc = source.counted(None, "dy_desc")?;
+        let beta = source.counted(None, "beta")?;
+        let dx_desc = source.counted(None, "dx_desc")?;
+        Ok(Self {
+            handle,
+            algo,
+            mode,
+            alpha,
+            y_desc,
+            y,
+            dy_desc,
+            dy,
+            beta,
+            dx_desc,
+            dx,
+        })
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) {
+        writer.value(self.handle);
+        writer.value(self.algo);
+        writer.value(self.mode);
+        writer.value(self.y);
+        writer.value(self.dy);
+        writer.value(self.dx);
+        writer.counted(&self.alpha);
+        writer.counted(&self.y_desc);
+        writer.counted(&self.dy_desc);
+        writer.counted(&self.beta);
+        writer.counted(&self.dx_desc);
+    }
+
+    fn failed(&self, status: i32) -> Self::Reply<'static> {
+        Done { status }
+    }
+
+    fn effects(&self, each: &mut dyn FnMut(Effect, Object)) {
+        touch(each, Effect::Uses, self.handle);
+        touch(each, Effect::Uses, self.y);
+        touch(each, Effect::Uses, self.dy);
+        touch(each, Effect::Uses, self.dx);
+    }
+
+    fn spans(&self, _: &mut dyn FnMut(Span)) {}
+}
+
+/// `cudnnSoftmaxForward` (cudnn).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CudnnSoftmaxForward<'a> {
+    /// `cudnnHandle_t handle`
+    pub handle: Handle<CudnnHandleT>,
+    /// `cudnnSoftmaxAlgorithm_t algo`
+    pub algo: i32,
+    /// `cudnnSoftmaxMode_t mode`
+    pub mode: i32,
+    /// `const void *alpha`
+    pub alpha: List<'a, u8>,
+    /// `cudnnTensorDescriptor_t xDesc`
+    pub x_desc: List<'a, i32>,
+    /// `const void *x`
+    pub x: SvmAddress,
+    /// `const void *beta`
+    pub beta: List<'a, u8>,
+    /// `cudnnTensorDescriptor_t yDesc`
+    pub y_desc: List<'a, i32>,
+    /// `void *y`
+    pub y: SvmAddress,
+}
+
+impl<'a> Call<'a> for CudnnSoftmaxForward<'a> {
+    const OP: u16 = 0x1072;
+    type Reply<'r> = Done;
+
+    fn read<S: Source<'a>>(source: &mut S) -> Result<Self, Refused> {
+        let handle = source.value("handle")?;
+        let algo = source.value("algo")?;
+        let mode = source.value("mode")?;
+        let x = source.value("x")?;
+        let y = source.value("y")?;
+        let alpha = source.counted(None, "alpha")?;
+        let x_desc = source.counted(None, "x_desc")?;
+        let beta = source.counted(None, "beta")?;
+        let y_desc = source.counted(None, "y_desc")?;
+        Ok(Self {
+            handle,
+            algo,
+            mode,
+            alpha,
+            x_desc,
+            x,
+            beta,
+            y_desc,
+            y,
+        })
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) {
+        writer.value(self.handle);
+        writer.value(self.algo);
+        writer.value(self.mode);
+        writer.value(self.x);
+        writer.value(self.y);
+        writer.counted(&self.alpha);
+        writer.counted(&self.x_desc);
+        writer.counted(&self.beta);
+        writer.counted(&self.y_desc);
+    }
+
+    fn failed(&self, status: i32) -> Self::Reply<'static> {
+        Done { status }
+    }
+
+    fn effects(&self, each: &mut dyn FnMut(Effect, Object)) {
+        touch(each, Effect::Uses, self.handle);
+        touch(each, Effect::Uses, self.x);
+        touch(each, Effect::Uses, self.y);
     }
 
     fn spans(&self, _: &mut dyn FnMut(Span)) {}

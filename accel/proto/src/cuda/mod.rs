@@ -8,33 +8,42 @@ mod cublas;
 mod cublas_lt;
 mod cudart;
 mod cudnn;
+mod curand;
 mod objects;
+pub mod parts;
 pub mod table;
 
 use crate::call::{Done, calls};
 
 pub use cublas::{
-    CublasCreateV2, CublasDestroyV2, CublasDgemmStridedBatched, CublasDgemmV2, CublasDgemvV2, CublasGemmEx,
-    CublasGemmStridedBatchedEx, CublasSetMathMode, CublasSetStreamV2, CublasSetWorkspaceV2, CublasSgemmStridedBatched,
-    CublasSgemmV2, CublasSgemvV2,
+    CublasCreateV2, CublasDasumV2, CublasDasumV2Reply, CublasDaxpyV2, CublasDcopyV2, CublasDdotV2, CublasDdotV2Reply,
+    CublasDestroyV2, CublasDgemmStridedBatched, CublasDgemmV2, CublasDgemvV2, CublasDgerV2, CublasDnrm2V2,
+    CublasDnrm2V2Reply, CublasDscalV2, CublasGemmEx, CublasGemmStridedBatchedEx, CublasIdamaxV2, CublasIdamaxV2Reply,
+    CublasIsamaxV2, CublasIsamaxV2Reply, CublasSasumV2, CublasSasumV2Reply, CublasSaxpyV2, CublasScopyV2, CublasSdotV2,
+    CublasSdotV2Reply, CublasSetMathMode, CublasSetStreamV2, CublasSetWorkspaceV2, CublasSgemmStridedBatched,
+    CublasSgemmV2, CublasSgemvV2, CublasSgerV2, CublasSnrm2V2, CublasSnrm2V2Reply, CublasSscalV2,
 };
 pub use cublas_lt::{CublasLtMatmul, CublasLtMatmulAlgoGetHeuristic, CublasLtMatmulAlgoGetHeuristicReply};
 pub use cudart::{
-    BasaltDeviceInfo, BasaltDeviceInfoReply, BasaltModuleGetFunction, BasaltModuleLoad, CudaDeviceSynchronize,
-    CudaEventCreate, CudaEventCreateWithFlags, CudaEventDestroy, CudaEventElapsedTime, CudaEventElapsedTimeReply,
-    CudaEventQuery, CudaEventRecord, CudaEventRecordWithFlags, CudaEventSynchronize, CudaFree, CudaFuncGetAttributes,
+    BasaltDeviceInfo, BasaltDeviceInfoReply, BasaltMalloc, BasaltMallocReply, BasaltModuleData,
+    BasaltModuleGetFunction, BasaltModuleGetFunctionReply, BasaltModuleGetVariable, BasaltModuleGetVariableReply,
+    BasaltModuleLoad, BasaltModuleUnload, BasaltModuleVariable, CudaDeviceSynchronize, CudaEventCreate,
+    CudaEventCreateWithFlags, CudaEventDestroy, CudaEventElapsedTime, CudaEventElapsedTimeReply, CudaEventQuery,
+    CudaEventRecord, CudaEventRecordWithFlags, CudaEventSynchronize, CudaFree, CudaFuncGetAttributes,
     CudaFuncGetAttributesReply, CudaFuncSetAttribute, CudaLaunchKernel, CudaMalloc, CudaMemGetInfo,
-    CudaMemGetInfoReply, CudaMemcpyAsync, CudaMemset, CudaMemsetAsync,
+    CudaMemGetInfoReply, CudaMemcpy2DAsync, CudaMemcpyAsync, CudaMemset, CudaMemset2DAsync, CudaMemsetAsync,
     CudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags,
-    CudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlagsReply, CudaStreamCreate, CudaStreamCreateWithPriority,
-    CudaStreamDestroy, CudaStreamGetPriority, CudaStreamGetPriorityReply, CudaStreamQuery, CudaStreamSynchronize,
-    CudaStreamWaitEvent,
+    CudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlagsReply, CudaStreamCreate, CudaStreamCreateWithFlags,
+    CudaStreamCreateWithPriority, CudaStreamDestroy, CudaStreamGetPriority, CudaStreamGetPriorityReply,
+    CudaStreamQuery, CudaStreamSynchronize, CudaStreamWaitEvent,
 };
 pub use cudnn::{
-    CudnnBatchNormalizationBackwardEx, CudnnBatchNormalizationForwardInference,
-    CudnnBatchNormalizationForwardTrainingEx, CudnnConvolutionBackwardData, CudnnConvolutionBackwardFilter,
-    CudnnConvolutionForward, CudnnCreate, CudnnDestroy, CudnnGetBatchNormalizationBackwardExWorkspaceSize,
-    CudnnGetBatchNormalizationBackwardExWorkspaceSizeReply, CudnnGetBatchNormalizationForwardTrainingExWorkspaceSize,
+    CudnnActivationBackward, CudnnActivationForward, CudnnAddTensor, CudnnBatchNormalizationBackward,
+    CudnnBatchNormalizationBackwardEx, CudnnBatchNormalizationForwardInference, CudnnBatchNormalizationForwardTraining,
+    CudnnBatchNormalizationForwardTrainingEx, CudnnConvolutionBackwardBias, CudnnConvolutionBackwardData,
+    CudnnConvolutionBackwardFilter, CudnnConvolutionForward, CudnnCreate, CudnnDestroy,
+    CudnnGetBatchNormalizationBackwardExWorkspaceSize, CudnnGetBatchNormalizationBackwardExWorkspaceSizeReply,
+    CudnnGetBatchNormalizationForwardTrainingExWorkspaceSize,
     CudnnGetBatchNormalizationForwardTrainingExWorkspaceSizeReply,
     CudnnGetBatchNormalizationTrainingExReserveSpaceSize, CudnnGetBatchNormalizationTrainingExReserveSpaceSizeReply,
     CudnnGetConvolutionBackwardDataAlgorithmV7, CudnnGetConvolutionBackwardDataAlgorithmV7Reply,
@@ -42,28 +51,50 @@ pub use cudnn::{
     CudnnGetConvolutionBackwardFilterAlgorithmV7, CudnnGetConvolutionBackwardFilterAlgorithmV7Reply,
     CudnnGetConvolutionBackwardFilterWorkspaceSize, CudnnGetConvolutionBackwardFilterWorkspaceSizeReply,
     CudnnGetConvolutionForwardAlgorithmV7, CudnnGetConvolutionForwardAlgorithmV7Reply,
-    CudnnGetConvolutionForwardWorkspaceSize, CudnnGetConvolutionForwardWorkspaceSizeReply, CudnnPoolingForward,
-    CudnnSetStream,
+    CudnnGetConvolutionForwardWorkspaceSize, CudnnGetConvolutionForwardWorkspaceSizeReply, CudnnPoolingBackward,
+    CudnnPoolingForward, CudnnSetStream, CudnnSoftmaxBackward, CudnnSoftmaxForward,
+};
+pub use curand::{
+    CurandCreateGenerator, CurandDestroyGenerator, CurandGenerate, CurandGenerateLogNormal,
+    CurandGenerateLogNormalDouble, CurandGenerateNormal, CurandGenerateNormalDouble, CurandGeneratePoisson,
+    CurandGenerateSeeds, CurandGenerateUniform, CurandGenerateUniformDouble, CurandSetGeneratorOffset,
+    CurandSetGeneratorOrdering, CurandSetPseudoRandomGeneratorSeed, CurandSetStream,
 };
 pub use objects::*;
 
 calls! {
     0x1000 CublasCreateV2 CublasCreateV2, Done;
+    0x1051 CublasDasumV2 CublasDasumV2, CublasDasumV2Reply;
+    0x1052 CublasDaxpyV2 CublasDaxpyV2<'a>, Done;
+    0x1053 CublasDcopyV2 CublasDcopyV2, Done;
+    0x1054 CublasDdotV2 CublasDdotV2, CublasDdotV2Reply;
     0x1001 CublasDestroyV2 CublasDestroyV2, Done;
     0x1002 CublasDgemmStridedBatched CublasDgemmStridedBatched<'a>, Done;
     0x1003 CublasDgemmV2 CublasDgemmV2<'a>, Done;
     0x1004 CublasDgemvV2 CublasDgemvV2<'a>, Done;
+    0x1055 CublasDgerV2 CublasDgerV2<'a>, Done;
+    0x1056 CublasDnrm2V2 CublasDnrm2V2, CublasDnrm2V2Reply;
+    0x1057 CublasDscalV2 CublasDscalV2<'a>, Done;
     0x1005 CublasGemmEx CublasGemmEx<'a>, Done;
     0x1006 CublasGemmStridedBatchedEx CublasGemmStridedBatchedEx<'a>, Done;
+    0x1058 CublasIdamaxV2 CublasIdamaxV2, CublasIdamaxV2Reply;
+    0x1059 CublasIsamaxV2 CublasIsamaxV2, CublasIsamaxV2Reply;
+    0x105a CublasSasumV2 CublasSasumV2, CublasSasumV2Reply;
+    0x105b CublasSaxpyV2 CublasSaxpyV2<'a>, Done;
+    0x105c CublasScopyV2 CublasScopyV2, Done;
+    0x105d CublasSdotV2 CublasSdotV2, CublasSdotV2Reply;
     0x1007 CublasSetMathMode CublasSetMathMode, Done;
     0x1008 CublasSetStreamV2 CublasSetStreamV2, Done;
     0x1009 CublasSetWorkspaceV2 CublasSetWorkspaceV2, Done;
     0x100a CublasSgemmStridedBatched CublasSgemmStridedBatched<'a>, Done;
     0x100b CublasSgemmV2 CublasSgemmV2<'a>, Done;
     0x100c CublasSgemvV2 CublasSgemvV2<'a>, Done;
+    0x105e CublasSgerV2 CublasSgerV2<'a>, Done;
+    0x105f CublasSnrm2V2 CublasSnrm2V2, CublasSnrm2V2Reply;
+    0x1060 CublasSscalV2 CublasSscalV2<'a>, Done;
     0x100d CublasLtMatmul CublasLtMatmul<'a>, Done;
     0x100e CublasLtMatmulAlgoGetHeuristic CublasLtMatmulAlgoGetHeuristic<'a>, CublasLtMatmulAlgoGetHeuristicReply<'a>;
-    0x100f CudaLaunchKernel CudaLaunchKernel<'a>, Done;
+    0x1061 CudaLaunchKernel CudaLaunchKernel<'a>, Done;
     0x1010 CudaDeviceSynchronize CudaDeviceSynchronize, Done;
     0x1011 CudaEventCreate CudaEventCreate, Done;
     0x1012 CudaEventCreateWithFlags CudaEventCreateWithFlags, Done;
@@ -78,23 +109,37 @@ calls! {
     0x101b CudaFuncSetAttribute CudaFuncSetAttribute, Done;
     0x101c CudaMalloc CudaMalloc, Done;
     0x101d CudaMemGetInfo CudaMemGetInfo, CudaMemGetInfoReply;
+    0x1062 CudaMemcpy2DAsync CudaMemcpy2DAsync, Done;
     0x101e CudaMemcpyAsync CudaMemcpyAsync, Done;
     0x101f CudaMemset CudaMemset, Done;
+    0x1063 CudaMemset2DAsync CudaMemset2DAsync, Done;
     0x1020 CudaMemsetAsync CudaMemsetAsync, Done;
     0x1021 CudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags CudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags, CudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlagsReply;
     0x1022 CudaStreamCreate CudaStreamCreate, Done;
+    0x1064 CudaStreamCreateWithFlags CudaStreamCreateWithFlags, Done;
     0x1023 CudaStreamCreateWithPriority CudaStreamCreateWithPriority, Done;
     0x1024 CudaStreamDestroy CudaStreamDestroy, Done;
     0x1025 CudaStreamGetPriority CudaStreamGetPriority, CudaStreamGetPriorityReply;
     0x1026 CudaStreamQuery CudaStreamQuery, Done;
     0x1027 CudaStreamSynchronize CudaStreamSynchronize, Done;
     0x1028 CudaStreamWaitEvent CudaStreamWaitEvent, Done;
-    0x1029 BasaltDeviceInfo BasaltDeviceInfo, BasaltDeviceInfoReply<'a>;
-    0x102a BasaltModuleGetFunction BasaltModuleGetFunction<'a>, Done;
+    0x1065 BasaltDeviceInfo BasaltDeviceInfo, BasaltDeviceInfoReply<'a>;
+    0x1082 BasaltMalloc BasaltMalloc, BasaltMallocReply;
+    0x1066 BasaltModuleData BasaltModuleData, Done;
+    0x1067 BasaltModuleGetFunction BasaltModuleGetFunction<'a>, BasaltModuleGetFunctionReply<'a>;
+    0x1068 BasaltModuleGetVariable BasaltModuleGetVariable<'a>, BasaltModuleGetVariableReply;
     0x102b BasaltModuleLoad BasaltModuleLoad, Done;
+    0x1083 BasaltModuleUnload BasaltModuleUnload, Done;
+    0x1069 BasaltModuleVariable BasaltModuleVariable<'a>, Done;
+    0x106a CudnnActivationBackward CudnnActivationBackward<'a>, Done;
+    0x106b CudnnActivationForward CudnnActivationForward<'a>, Done;
+    0x106c CudnnAddTensor CudnnAddTensor<'a>, Done;
+    0x106d CudnnBatchNormalizationBackward CudnnBatchNormalizationBackward<'a>, Done;
     0x102c CudnnBatchNormalizationBackwardEx CudnnBatchNormalizationBackwardEx<'a>, Done;
     0x102d CudnnBatchNormalizationForwardInference CudnnBatchNormalizationForwardInference<'a>, Done;
+    0x106e CudnnBatchNormalizationForwardTraining CudnnBatchNormalizationForwardTraining<'a>, Done;
     0x102e CudnnBatchNormalizationForwardTrainingEx CudnnBatchNormalizationForwardTrainingEx<'a>, Done;
+    0x106f CudnnConvolutionBackwardBias CudnnConvolutionBackwardBias<'a>, Done;
     0x102f CudnnConvolutionBackwardData CudnnConvolutionBackwardData<'a>, Done;
     0x1030 CudnnConvolutionBackwardFilter CudnnConvolutionBackwardFilter<'a>, Done;
     0x1031 CudnnConvolutionForward CudnnConvolutionForward<'a>, Done;
@@ -109,6 +154,24 @@ calls! {
     0x103a CudnnGetConvolutionBackwardFilterWorkspaceSize CudnnGetConvolutionBackwardFilterWorkspaceSize<'a>, CudnnGetConvolutionBackwardFilterWorkspaceSizeReply;
     0x103b CudnnGetConvolutionForwardAlgorithmV7 CudnnGetConvolutionForwardAlgorithmV7<'a>, CudnnGetConvolutionForwardAlgorithmV7Reply<'a>;
     0x103c CudnnGetConvolutionForwardWorkspaceSize CudnnGetConvolutionForwardWorkspaceSize<'a>, CudnnGetConvolutionForwardWorkspaceSizeReply;
+    0x1070 CudnnPoolingBackward CudnnPoolingBackward<'a>, Done;
     0x103d CudnnPoolingForward CudnnPoolingForward<'a>, Done;
     0x103e CudnnSetStream CudnnSetStream, Done;
+    0x1071 CudnnSoftmaxBackward CudnnSoftmaxBackward<'a>, Done;
+    0x1072 CudnnSoftmaxForward CudnnSoftmaxForward<'a>, Done;
+    0x1073 CurandCreateGenerator CurandCreateGenerator, Done;
+    0x1074 CurandDestroyGenerator CurandDestroyGenerator, Done;
+    0x1075 CurandGenerate CurandGenerate, Done;
+    0x1076 CurandGenerateLogNormal CurandGenerateLogNormal, Done;
+    0x1077 CurandGenerateLogNormalDouble CurandGenerateLogNormalDouble, Done;
+    0x1078 CurandGenerateNormal CurandGenerateNormal, Done;
+    0x1079 CurandGenerateNormalDouble CurandGenerateNormalDouble, Done;
+    0x107a CurandGeneratePoisson CurandGeneratePoisson, Done;
+    0x107b CurandGenerateSeeds CurandGenerateSeeds, Done;
+    0x107c CurandGenerateUniform CurandGenerateUniform, Done;
+    0x107d CurandGenerateUniformDouble CurandGenerateUniformDouble, Done;
+    0x107e CurandSetGeneratorOffset CurandSetGeneratorOffset, Done;
+    0x107f CurandSetGeneratorOrdering CurandSetGeneratorOrdering, Done;
+    0x1080 CurandSetPseudoRandomGeneratorSeed CurandSetPseudoRandomGeneratorSeed, Done;
+    0x1081 CurandSetStream CurandSetStream, Done;
 }

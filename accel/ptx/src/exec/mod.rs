@@ -10,6 +10,8 @@ mod simple;
 mod together;
 mod warp;
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use crate::error::{LaunchError, ThreadId};
 use crate::memory::{Memory, OutOfRange};
 use crate::parse::{MAX_LOCAL, MAX_SHARED, shared_aligned};
@@ -29,6 +31,8 @@ const BLOCK_BYTES: usize = 256 << 20;
 const MAX_THREADS: u32 = 1024;
 /// A warp carries out so many instructions before others have their turn.
 const WARP_TURN: u64 = 65_536;
+/// After so many instructions of threads it is seen whether the launch shall stop: some milliseconds.
+const SLICE: u64 = 1 << 22;
 /// To begin a block costs as much as so many instructions of a thread, for each warp.
 const BLOCK_COST: u64 = 32;
 
@@ -117,6 +121,21 @@ impl Module {
         launch: &Launch<'_>,
         memory: &mut M,
     ) -> Result<Statistics, LaunchError> {
+        self.launch_until(name, launch, &AtomicBool::new(false), memory)
+    }
+
+    /// The same, which ends soon after another thread has set `stop`.
+    ///
+    /// # Errors
+    ///
+    /// What [`LaunchError`] lists. What the kernel wrote until then is written.
+    pub fn launch_until<M: Memory + ?Sized>(
+        &self,
+        name: &str,
+        launch: &Launch<'_>,
+        stop: &AtomicBool,
+        memory: &mut M,
+    ) -> Result<Statistics, LaunchError> {
         let kernel = self.program.kernel(name)?;
         check(kernel, launch)?;
         let threads = launch.block.iter().product::<u32>();
@@ -136,7 +155,7 @@ impl Module {
             shared_size: dynamic + launch.dynamic_shared,
             shared: vec![0; (dynamic + launch.dynamic_shared) as usize],
             executed: 0,
-            left: launch.budget,
+            budget: Budget::new(launch.budget, stop),
             warp_turn: if warps == 1 { u64::MAX } else { WARP_TURN },
             row_limit: BLOCK_BYTES / size_of::<warp::Row>() / warps as usize,
             local_limit: (MAX_LOCAL as usize).min(BLOCK_BYTES / threads as usize),
@@ -146,14 +165,17 @@ impl Module {
             for y in 0..launch.grid[1] {
                 for x in 0..launch.grid[0] {
                     cx.block_id = [x, y, z];
-                    cx.charge(BLOCK_COST * u64::from(warps));
+                    if !cx.charge(BLOCK_COST * u64::from(warps)) {
+                        let fault = Fault::new(cx.budget.fault(), 0, 0);
+                        return Err(fault.told(launch, cx.block_id, 0));
+                    }
                     let run = block.run(&mut cx, kernel.function, memory);
                     run.map_err(|(warp, fault)| fault.told(launch, cx.block_id, warp))?;
                 }
             }
         }
         Ok(Statistics {
-            instructions: launch.budget - cx.left,
+            instructions: launch.budget - cx.budget.rest(),
             warp_instructions: cx.executed,
         })
     }
@@ -218,17 +240,72 @@ struct Cx<'a> {
     shared: Vec<u8>,
     /// Instructions of warps.
     executed: u64,
-    /// Instructions of threads that are left.
-    left: u64,
+    budget: Budget<'a>,
     warp_turn: u64,
     row_limit: usize,
     local_limit: usize,
 }
 
 impl Cx<'_> {
-    /// Takes what is no instruction, but costs time, off the budget.
-    const fn charge(&mut self, cost: u64) {
-        self.left = self.left.saturating_sub(cost);
+    /// Takes what is no instruction, but costs time, off the budget; false if there is not so much left.
+    fn charge(&mut self, cost: u64) -> bool {
+        self.budget.take(cost)
+    }
+}
+
+/// Instructions of threads that are left. They are handed out in slices, between which it is seen whether the launch shall stop.
+#[derive(Debug)]
+struct Budget<'a> {
+    slice: u64,
+    behind: u64,
+    stop: &'a AtomicBool,
+}
+
+impl<'a> Budget<'a> {
+    fn new(all: u64, stop: &'a AtomicBool) -> Self {
+        let slice = all.min(SLICE);
+        Self {
+            slice,
+            behind: all - slice,
+            stop,
+        }
+    }
+
+    /// Takes so many; false if there are not so many, or the launch shall stop.
+    #[inline]
+    fn take(&mut self, count: u64) -> bool {
+        if let Some(left) = self.slice.checked_sub(count) {
+            self.slice = left;
+            return true;
+        }
+        self.next_slice(count)
+    }
+
+    #[cold]
+    fn next_slice(&mut self, count: u64) -> bool {
+        let all = self.rest();
+        if all < count || self.stop.load(Ordering::Relaxed) {
+            // Whoever goes on all the same is stopped at the next instruction.
+            (self.slice, self.behind) = (0, if all < count { 0 } else { all });
+            return false;
+        }
+        let left = all - count;
+        self.slice = left.min(SLICE);
+        self.behind = left - self.slice;
+        true
+    }
+
+    const fn rest(&self) -> u64 {
+        self.slice + self.behind
+    }
+
+    /// Why there are none.
+    fn fault(&self) -> FaultKind {
+        if self.stop.load(Ordering::Relaxed) {
+            FaultKind::Stopped
+        } else {
+            FaultKind::Timeout
+        }
     }
 }
 
@@ -267,6 +344,7 @@ enum FaultKind {
         what: &'static str,
     },
     Timeout,
+    Stopped,
     Trap,
     Assert,
     StackOverflow,
@@ -312,6 +390,7 @@ impl Fault {
                 what,
             },
             FaultKind::Timeout => LaunchError::Timeout { budget: launch.budget },
+            FaultKind::Stopped => LaunchError::Stopped,
             FaultKind::Trap => LaunchError::Trap { thread, line },
             FaultKind::Assert => LaunchError::Assert { thread, line },
             FaultKind::StackOverflow => LaunchError::StackOverflow { thread, line },

@@ -229,10 +229,9 @@ impl Warp {
             let inst: &Inst = &program.code.insts[pc as usize];
             steps -= 1;
             cx.executed += 1;
-            cx.left = cx
-                .left
-                .checked_sub(weight)
-                .ok_or(Fault::new(FaultKind::Timeout, 0, inst.line))?;
+            if !cx.budget.take(weight) {
+                return Err(Fault::new(cx.budget.fault(), 0, inst.line));
+            }
             let active = mask & self.guarded(inst.guard, base);
             let step = Step { active, base };
             match inst.op {
@@ -522,7 +521,8 @@ impl Warp {
             .iter()
             .chain(&callee.results)
             .map(|slot| u64::from(slot.size));
-        cx.charge(copied.sum::<u64>() / 8 * u64::from(step.active.count_ones()));
+        // With nothing left the next instruction ends the launch.
+        _ = cx.charge(copied.sum::<u64>() / 8 * u64::from(step.active.count_ones()));
         for lane in lanes(step.active) {
             let from = self.places.local[lane];
             let local = from + caller.local_bytes;

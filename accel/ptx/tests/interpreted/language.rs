@@ -6,7 +6,10 @@
     reason = "what the tests compute anew is conversions"
 )]
 
-use accel_ptx::LaunchError;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use accel_ptx::{Launch, LaunchError};
 
 use crate::device::{Args, Device, Random};
 
@@ -322,6 +325,31 @@ fn a_kernel_without_end_uses_its_budget_up() {
         .unwrap_err();
     assert!(matches!(error, LaunchError::Timeout { .. }), "{error}");
     assert_eq!(error.cuda(), ("cudaErrorLaunchTimeout", 702));
+}
+
+#[test]
+fn a_kernel_without_end_is_stopped_by_another_thread() {
+    let mut device = device();
+    let x = device.upload(&[0i32]);
+    let parameters = x.to_le_bytes();
+    let launch = Launch {
+        grid: [1; 3],
+        block: [64, 1, 1],
+        dynamic_shared: 0,
+        parameters: &parameters,
+        // Not stopped, it ends by this.
+        budget: 1 << 32,
+    };
+    let stop = AtomicBool::new(false);
+    let (module, memory) = (&device.module, &mut device.memory);
+    let error = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(20));
+            stop.store(true, Ordering::Relaxed);
+        });
+        module.launch_until("endless_loop", &launch, &stop, memory)
+    });
+    assert_eq!(error, Err(LaunchError::Stopped));
 }
 
 #[test]

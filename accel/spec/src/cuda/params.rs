@@ -109,7 +109,7 @@ pub(crate) fn inputs(
 
 fn length(kind: &Kind) -> Option<&Length> {
     match kind {
-        Kind::Array { length, .. } | Kind::SvmOrBulk { length, .. } => Some(length),
+        Kind::Array { length, .. } | Kind::Bulk { length, .. } | Kind::SvmOrBulk { length, .. } => Some(length),
         _ => None,
     }
 }
@@ -159,14 +159,16 @@ fn kind(c_type: &CType, words: &WordsNote, types: &Types) -> Result<Kind, String
         if !matches!(length, Length::Product(_)) {
             return Err(format!("{text:?} is no product of numbers and parameters"));
         }
-        if words.device {
-            return Ok(Kind::SvmOrBulk { direction, length });
-        }
-        return Ok(Kind::Array {
-            direction,
-            element: element_of(is),
-            length,
-        });
+        return match (words.device, words.bulk) {
+            (true, true) => Err("has both device and bulk; one is right".into()),
+            (true, false) => Ok(Kind::SvmOrBulk { direction, length }),
+            (false, true) => Ok(Kind::Bulk { direction, length }),
+            (false, false) => Ok(Kind::Array {
+                direction,
+                element: element_of(is),
+                length,
+            }),
+        };
     }
     match (c_type.pointers, is) {
         (0, Some(TypeKind::Number(rust))) => Ok(Kind::Scalar {
@@ -207,12 +209,16 @@ fn word_kind(c_type: &CType, word: &str, is: Option<&TypeKind>) -> Result<Kind, 
             counts: true,
         }),
         ("text", 1, _) => Ok(Kind::Text),
+        ("bytes", 1.., _) => Ok(Kind::Properties {
+            element: Element::Byte,
+            keys: Vec::new(),
+        }),
         ("out", 1, Some(TypeKind::Number(rust))) => Ok(Kind::Array {
             direction: Direction::Out,
             element: element(rust),
             length: Length::Product(vec![crate::length::Factor::Number(1)]),
         }),
-        ("device" | "count" | "create" | "release" | "text" | "out", _, _) => Err(format!(
+        ("device" | "count" | "create" | "release" | "text" | "bytes" | "out", _, _) => Err(format!(
             "{word} does not fit its type; accel/spec/README.md says what each word is for"
         )),
         _ => Err(format!("{word:?} is no word; accel/spec/README.md lists them")),
