@@ -136,13 +136,14 @@ fn pooling_is_that_of_loops_and_its_gradient_goes_where_it_came_from() {
 #[test]
 fn the_largest_may_be_none_and_windows_beyond_the_tensor_are_refused() {
     let kind = Kind::F32;
-    let (x, y) = (Layout::dense(kind, [1, 1, 1, 4]), Layout::dense(kind, [1, 1, 1, 2]));
+    let x = Layout::dense(kind, [1, 1, 1, 4]);
     let one = kind.scalar(1.0);
     let zero = kind.scalar(0.0);
-    let run = |words: &[i32], device: &mut Device| {
+    let run_to = |width: usize, words: &[i32], device: &mut Device| {
+        let y = Layout::dense(kind, [1, 1, 1, width]);
         let handle = handle(device);
         let x_at = device.upload(&[f32::NAN, 1.0, 2.0, f32::NAN]);
-        let y_at = device.upload(&[0_f32; 2]);
+        let y_at = device.upload(&vec![0_f32; width]);
         let call = CudnnPoolingForward {
             handle,
             pooling_desc: List::new(words),
@@ -154,8 +155,9 @@ fn the_largest_may_be_none_and_windows_beyond_the_tensor_are_refused() {
             y: y_at,
         };
         let done = device.put(&AnyCall::CudnnPoolingForward(call));
-        done.map(|()| device.download::<f32>(y_at, 2))
+        done.map(|()| device.download::<f32>(y_at, width))
     };
+    let run = |words: &[i32], device: &mut Device| run_to(2, words, device);
     let words = |nan, pad_w, window_w| {
         [
             parts::CUDNN_SET_POOLING2D_DESCRIPTOR,
@@ -184,6 +186,9 @@ fn the_largest_may_be_none_and_windows_beyond_the_tensor_are_refused() {
             "{pad} {window}"
         );
     }
+    // The first and the last window would see padding alone.
+    let error = run_to(4, &words(0, 2, 2), &mut Device::new()).unwrap_err();
+    assert_eq!(error.code(), 1);
 }
 
 /// Value and slope of an activation, by its definition.
