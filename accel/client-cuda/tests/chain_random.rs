@@ -6,9 +6,12 @@ mod support;
 
 use accel_cuda_library::{Arena, Libraries, State};
 use accel_cuda_null::Quota;
-use accel_proto::cuda::{AnyCall, AnyReply, BasaltMalloc, OPS};
+use accel_proto::cuda::{
+    AnyCall, AnyReply, BasaltMalloc, BasaltModuleData, BasaltModuleGetFunction, BasaltModuleLoad, BasaltModuleUnload,
+    CudaLaunchKernel, OPS,
+};
 use accel_proto::samples::{Pool, Samples};
-use accel_proto::{Limits, MESSAGE, Span, Writer};
+use accel_proto::{Handle, Limits, List, MESSAGE, Span, Writer};
 use support::Linked;
 
 const LIMITS: Limits = Limits { arena: 1 << 16 };
@@ -94,6 +97,83 @@ impl Client<'_> {
     }
 }
 
+/// A module in pieces, and a kernel of it, which has no parameters here.
+fn modules(libraries: &Libraries) {
+    let mut client = Client {
+        libraries,
+        arena: Own(vec![std::cell::Cell::new(0); 1 << 16]),
+        state: State::new(BYTES),
+        left: Left(BYTES),
+    };
+    let header: [u8; 16] = [0x50, 0xed, 0x55, 0xba, 1, 0, 16, 0, 16, 0, 0, 0, 0, 0, 0, 0];
+    for (place, byte) in client.arena.0.iter().zip(header) {
+        place.set(byte);
+    }
+    let module = Handle::from_raw(2000);
+    let load = |module, index| AnyCall::BasaltModuleLoad(BasaltModuleLoad { module, index });
+    let data = |module, (offset, count, total)| {
+        AnyCall::BasaltModuleData(BasaltModuleData {
+            module,
+            offset,
+            total,
+            count,
+            bytes: Span { offset, length: count },
+        })
+    };
+    let function = |module, kernel| {
+        AnyCall::BasaltModuleGetFunction(BasaltModuleGetFunction {
+            kernel: Handle::from_raw(kernel),
+            module,
+            name: c"kernel",
+            most: 4,
+            reply: Span {
+                offset: 0,
+                length: 4096,
+            },
+        })
+    };
+    let launch = |kernel, args| {
+        AnyCall::CudaLaunchKernel(CudaLaunchKernel {
+            kernel: Handle::from_raw(kernel),
+            grid_dim: List::new(&[1, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0]),
+            block_dim: List::new(&[1, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0]),
+            args: List::new(args),
+            shared_mem: 0,
+            stream: Handle::from_raw(0),
+        })
+    };
+    // One whose header says more than there is.
+    let short = Handle::from_raw(2001);
+    for (call, is_right) in [
+        // Nobody has told of the module.
+        (data(module, (0, 16, 32)), false),
+        (load(module, 0), true),
+        (load(module, 0), false),
+        (data(module, (16, 16, 32)), false),
+        (data(module, (0, 16, 32)), true),
+        (data(module, (0, 16, 32)), false),
+        (data(module, (16, 32, 32)), false),
+        // Not all of it is there.
+        (function(module, 3000), false),
+        (data(module, (16, 16, 32)), true),
+        (data(module, (32, 16, 48)), false),
+        (function(module, 3000), true),
+        (function(module, 3000), false),
+        (launch(3000, &[]), true),
+        (launch(3000, &[0; 4]), false),
+        (launch(3001, &[]), false),
+        (AnyCall::BasaltModuleUnload(BasaltModuleUnload { module }), true),
+        (launch(3000, &[]), false),
+        (function(module, 3000), false),
+        (load(short, 1), true),
+        (data(short, (0, 31, 31)), true),
+        (function(short, 3002), false),
+    ] {
+        assert_eq!(client.carried_out(&call, true), is_right, "{call:?}");
+    }
+    client.state.end(libraries, &mut client.left);
+}
+
 #[test]
 #[allow(
     unsafe_code,
@@ -104,6 +184,7 @@ fn whatever_calls_come_each_is_answered_and_nothing_is_left() {
     // SAFETY: 1. it is set by the one test of this process, which has no thread that reads the environment.
     unsafe { std::env::set_var("BASALT_ACCEL_CUDA", "in-process") };
     let libraries = Libraries::open(&[linked.path().to_owned()]).unwrap();
+    modules(&libraries);
     let (mut accepted, mut succeeded, mut refused) = (0_u32, 0_u32, 0_u32);
     for seed in 0..ROUNDS {
         let pool = Pool::new(seed);
