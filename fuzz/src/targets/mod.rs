@@ -3,6 +3,7 @@
 //! A target is a name, seeds and a function that must neither panic nor hang on any bytes.
 
 mod accel;
+mod accel_cuda;
 mod accel_dispatch;
 mod balloon;
 mod bare;
@@ -54,6 +55,7 @@ pub(crate) fn all() -> Vec<Target> {
         accel::opencl::replies(),
         accel::cuda::calls(),
         accel::cuda::replies(),
+        accel_cuda::calls(),
         accel_dispatch::dispatch(),
         ptx::modules(),
         ptx::fat_binaries(),

@@ -3,6 +3,7 @@
 #![allow(unsafe_code, reason = "back ends of functions of C")]
 
 mod calls;
+mod cuda;
 mod quota;
 mod random;
 mod saved;
