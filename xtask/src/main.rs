@@ -4,6 +4,7 @@
 
 mod clients;
 mod context;
+mod cuda_programs;
 mod docs;
 mod elf;
 mod recipe;
@@ -60,6 +61,8 @@ enum Verb {
     Accel,
     /// Run unmodified OpenCL programs natively and forwarded, and compare what they tell
     AccelClients(clients::ClientArgs),
+    /// Build programs of CUDA by nvcc, and run them on our libraries, with the back end that computes
+    CudaPrograms,
     /// Run PyTorch's CUDA wheel on our libraries of CUDA, and tell what it calls, what is not served, and what it takes
     Torch(torch::TorchArgs),
     /// Wrap the prose of documents at 120 characters
@@ -137,6 +140,7 @@ fn dispatch(verb: Verb) -> Result<u8> {
         Verb::Tidy { json, accept_golden } => tidy::command(&context.root, json, accept_golden),
         Verb::Strings { json } => strings::command(&context.root, json),
         Verb::Accel => accel(&context),
+        Verb::CudaPrograms => cuda_programs::command(&context),
         Verb::AccelClients(args) => clients::command(&context, args),
         Verb::Torch(args) => torch::command(&context, args),
         Verb::Wrap => wrap::command(&context.root),

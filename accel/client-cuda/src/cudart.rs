@@ -3,7 +3,7 @@
     unsafe_code,
     reason = "these are functions of a C API, which read and write where their callers say"
 )]
-#![allow(non_snake_case, reason = "names are C's")]
+#![allow(non_snake_case, clippy::too_many_arguments, reason = "names and parameters are C's")]
 
 mod device;
 mod error;

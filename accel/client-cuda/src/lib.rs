@@ -31,6 +31,7 @@ mod nvrtc;
 mod registry;
 mod reserved;
 mod stub;
+mod version;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -295,7 +295,8 @@ pub(crate) fn tell(kernel: u32) -> Result<Option<Arc<Layout>>, Failure> {
         let told = connection.ask(&call, |reply| {
             let places = reply.offsets.iter().zip(reply.sizes.iter());
             (reply.size, reply.count, places.collect::<Vec<_>>())
-        })?;
+        });
+        let told = told.inspect_err(|failure| not_usable("kernel", name, *failure))?;
         Some(Arc::new(Layout::new(told)?))
     } else {
         connection.send(&call)?;
@@ -322,7 +323,8 @@ pub(crate) fn variable(host: usize) -> Result<(u64, u64), Failure> {
     let connection = connection()?;
     let address = if connection.device.takes_code {
         let module = registry.tell_module(connection, of.module)?.ok_or(unknown)?;
-        let (address, size) = ask_variable(connection, module, text(of.name))?;
+        let told = ask_variable(connection, module, text(of.name));
+        let (address, size) = told.inspect_err(|failure| not_usable("variable", of.name, *failure))?;
         if size != of.size {
             return Err(unknown);
         }
@@ -344,6 +346,17 @@ pub(crate) fn variable(host: usize) -> Result<(u64, u64), Failure> {
         variable.is_known = true;
     }
     Ok((address, of.size))
+}
+
+/// Says which kernel or variable the server refuses; a program does not always ask why a launch has failed.
+fn not_usable(what: &str, name: usize, failure: Failure) {
+    if let Failure::Code(code) = failure {
+        let reason = crate::cudart::words(code).1.to_string_lossy();
+        stub::say(&format!(
+            "the {what} {} cannot be used: {reason}",
+            text(name).to_string_lossy()
+        ));
+    }
 }
 
 /// A name that the program has registered.
@@ -480,7 +493,7 @@ impl Layout {
         }
         for (index, &(begin, length)) in self.parameters.iter().enumerate() {
             // SAFETY: 1. there are as many addresses as parameters.
-            let place = unsafe { arguments.add(index).read_unaligned() };
+            let place = unsafe { arguments.wrapping_add(index).read_unaligned() };
             if place.is_null() {
                 return Err(Failure::Code(cudaErrorInvalidValue));
             }

@@ -4,6 +4,7 @@
 mod support;
 
 use std::os::fd::OwnedFd;
+use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -56,6 +57,22 @@ fn a_program_finds_functions_by_their_versions_and_its_calls_cross() {
     );
     assert!(stats.memory.most > 5 << 20);
     assert_eq!(stats.errors.get(&700), Some(&1), "{:?}", stats.errors);
+}
+
+#[test]
+fn a_program_of_a_version_that_is_not_served_is_told_which_are() {
+    let linked = Linked::new("tests/linked/main.c");
+    let old = linked.compile("tests/linked/old.c", "old", &["libcudart.so.11.0"]);
+    let output = Command::new(old)
+        .env("LD_LIBRARY_PATH", linked.path())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!((output.status.code(), &*output.stdout), (Some(1), &b""[..]), "{said}");
+    assert!(
+        said.contains("Basalt serves those of CUDA 13 and 12 (libcudart.so.13,") && said.contains("-cudart shared"),
+        "{said}"
+    );
 }
 
 #[test]

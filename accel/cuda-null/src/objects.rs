@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use accel_proto::cuda::CudaStreamT;
+use accel_proto::cuda::{CudaStreamT, KINDS};
 use accel_proto::{AnyHandle, Effect, Kind};
 
 /// Objects of a client at a time.
@@ -61,5 +61,21 @@ impl Objects {
             Effect::Changes | Effect::Content | Effect::Uses if self.0.contains(&handle) => Ok(()),
             Effect::Drops | Effect::Changes | Effect::Content | Effect::Uses => Err(Failure::InvalidHandle),
         }
+    }
+
+    /// All of them: their kinds' C types, and their names.
+    pub fn all(&self) -> impl Iterator<Item = (&'static str, u32)> {
+        self.0.iter().copied()
+    }
+
+    /// One more, of a kind that there may not be.
+    ///
+    /// # Errors
+    ///
+    /// There is no such kind, the object is there already, or there are too many.
+    pub fn add(&mut self, kind: &str, raw: u32) -> Result<(), Failure> {
+        let kind = KINDS.iter().find(|known| **known == kind);
+        let c_type = kind.copied().ok_or(Failure::InvalidValue)?;
+        self.affect(Effect::Creates, AnyHandle { c_type, raw })
     }
 }

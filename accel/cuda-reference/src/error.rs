@@ -16,6 +16,9 @@ pub enum Error {
     /// Something that the back end does not compute.
     #[error("{0} is not computed; docs/accel-cuda-reference.md lists what is")]
     NotComputed(&'static str),
+    /// One of before its state was saved; the runtime's code.
+    #[error("error {0} of before a snapshot")]
+    Before(i32),
     /// The client is gone.
     #[error("the client is gone, and its call was not carried out to the end")]
     Stopped,
@@ -44,6 +47,7 @@ impl Error {
             Self::Failure(failure) => failure.code(),
             Self::Invalid(_) => 1,
             Self::NotComputed(_) => 801,
+            Self::Before(code) => *code,
             // cudaErrorLaunchTimeout, which nobody hears of.
             Self::Stopped => 702,
             // cudaErrorInvalidSymbol

@@ -2,7 +2,7 @@
 //! the time of the host.
 
 use std::collections::HashMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use accel_cuda_null::Failure;
 use accel_proto::cuda::AnyCall;
@@ -47,6 +47,21 @@ impl Events {
         if let Some(event) = self.0.get_mut(&name) {
             event.recorded = Some(Instant::now());
         }
+    }
+
+    /// Names, how long ago each was recorded, and whether it has a time.
+    pub(crate) fn all(&self) -> impl Iterator<Item = (u32, Option<Duration>, bool)> {
+        let now = Instant::now();
+        let age = move |recorded: Instant| now.saturating_duration_since(recorded);
+        self.0
+            .iter()
+            .map(move |(name, event)| (*name, event.recorded.map(age), event.has_time))
+    }
+
+    /// One that was recorded so long before `now`, as far back as this host counts.
+    pub(crate) fn add(&mut self, name: u32, (now, age): (Instant, Option<Duration>), has_time: bool) {
+        let recorded = age.map(|age| now.checked_sub(age).unwrap_or(now));
+        self.0.insert(name, Event { recorded, has_time });
     }
 
     /// Milliseconds from one to another.

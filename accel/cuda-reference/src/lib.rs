@@ -24,9 +24,11 @@ mod normalization;
 mod numeric;
 mod pooling;
 mod random;
+mod saved;
 mod state;
 mod tensor;
 mod vectors;
 
 pub use error::Error;
+pub use saved::Saved;
 pub use state::{Client, DEVICE_NAME, State, TOTAL_MEMORY};

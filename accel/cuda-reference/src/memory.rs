@@ -85,6 +85,11 @@ impl Memory {
         Ok(())
     }
 
+    /// All allocations: where they begin, and their bytes.
+    pub(crate) fn all(&self) -> impl Iterator<Item = (u64, &[u8])> {
+        self.regions.iter().map(|region| (region.begin, &*region.bytes))
+    }
+
     /// Bytes that a client has beside its allocations, until it ends.
     pub(crate) fn charge(&mut self, bytes: u64, quota: &mut dyn Quota) -> Result<(), Failure> {
         let all = self.used.saturating_add(bytes);

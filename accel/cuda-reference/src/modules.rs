@@ -14,6 +14,7 @@ use accel_cuda_null::Failure;
 use accel_proto::cuda::{BasaltModuleData, BasaltModuleGetFunction, BasaltModuleVariable, CudaLaunchKernel};
 use accel_ptx::fatbin::{self, MAX_CONTAINER};
 use accel_ptx::{Kernel, Launch, Module as Loaded, OutOfRange, Program};
+use serde::{Deserialize, Serialize};
 
 use crate::memory::Memory;
 use crate::{Client, Error};
@@ -29,21 +30,24 @@ const MOST_TRIED: usize = 256;
 /// Variables that a program may register for one module.
 const MOST_VARIABLES: usize = 1 << 16;
 
-/// A module.
+/// What a module's fat binary has.
 #[derive(Debug)]
 enum Code {
-    /// Bytes of a fat binary, of which so many are to come.
-    Coming {
-        bytes: Vec<u8>,
-        total: u64,
-    },
+    /// Nobody has looked.
+    Unread,
     Loaded(Box<Loaded>),
     Refused(Error),
 }
 
+/// A module.
 #[derive(Debug)]
 struct Module {
+    /// Its fat binary, as far as it has come, and how long it is to be.
+    bytes: Vec<u8>,
+    total: u64,
     code: Code,
+    /// From where on its variables had addresses, if it is loaded.
+    from: u64,
     /// Addresses and sizes by the names that the program has told.
     variables: HashMap<String, (u64, u64)>,
 }
@@ -73,10 +77,10 @@ impl Modules {
     /// There is a new one.
     pub(crate) fn add(&mut self, name: u32) {
         let module = Module {
-            code: Code::Coming {
-                bytes: Vec::new(),
-                total: 0,
-            },
+            bytes: Vec::new(),
+            total: 0,
+            code: Code::Unread,
+            from: 0,
             variables: HashMap::new(),
         };
         self.modules.insert(name, module);
@@ -97,7 +101,7 @@ impl Modules {
     ) -> Result<(), Error> {
         let module = self.find(call.module.raw())?;
         let name = text(call.name);
-        if !matches!(module.code, Code::Coming { .. }) || module.variables.contains_key(&name) {
+        if !matches!(module.code, Code::Unread) || module.variables.contains_key(&name) {
             return Err(Error::Invalid(
                 "a variable that its module has already, or that comes too late",
             ));
@@ -117,7 +121,13 @@ impl Modules {
         memory: &mut Memory,
         client: &mut dyn Client,
     ) -> Result<(), Error> {
-        let Code::Coming { bytes, total } = &mut self.find(call.module.raw())?.code else {
+        let Module {
+            bytes,
+            total,
+            code: Code::Unread,
+            ..
+        } = self.find(call.module.raw())?
+        else {
             return Err(Error::Invalid("code of a module that has been read"));
         };
         let order = Error::Invalid("a piece of a module's code that is not the next one, or is longer than all");
@@ -152,10 +162,11 @@ impl Modules {
             .modules
             .get_mut(&name)
             .ok_or(Error::Failure(Failure::InvalidHandle))?;
-        if let Code::Coming { bytes, total } = &module.code {
-            if bytes.len() as u64 != *total || *total == 0 {
-                return Err(Error::NoCode(bytes.len() as u64, *total));
+        if let (Code::Unread, bytes) = (&module.code, &module.bytes) {
+            if bytes.len() as u64 != module.total || bytes.is_empty() {
+                return Err(Error::NoCode(bytes.len() as u64, module.total));
             }
+            module.from = *next;
             let loaded = read(bytes).and_then(|program| load(program, &module.variables, (memory, next), client));
             module.code = match loaded {
                 Ok(loaded) => Code::Loaded(Box::new(loaded)),
@@ -165,7 +176,7 @@ impl Modules {
         match &module.code {
             Code::Loaded(loaded) => Ok(loaded),
             Code::Refused(error) => Err(error.clone()),
-            Code::Coming { .. } => Err(Error::NoCode(0, 0)),
+            Code::Unread => Err(Error::NoCode(0, 0)),
         }
     }
 
@@ -236,6 +247,88 @@ impl Modules {
         };
         module.launch_until(&kernel.name, &launch, stop, memory)?;
         Ok(())
+    }
+}
+
+/// A module as it is saved, its code at a place of the file's.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct SavedModule<P> {
+    name: u32,
+    code: P,
+    total: u64,
+    /// If it is loaded.
+    from: Option<u64>,
+    variables: Vec<(String, u64, u64)>,
+}
+
+/// All modules and kernels as they are saved.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct SavedModules<P> {
+    modules: Vec<SavedModule<P>>,
+    kernels: Vec<(u32, u32, String)>,
+    next: u64,
+}
+
+impl Modules {
+    /// All of them; `put` takes code.
+    pub(crate) fn save<P, E>(&self, put: &mut dyn FnMut(&[u8]) -> Result<P, E>) -> Result<SavedModules<P>, E> {
+        let mut modules = Vec::new();
+        for (name, module) in &self.modules {
+            let variables = module.variables.iter();
+            modules.push(SavedModule {
+                name: *name,
+                code: put(&module.bytes)?,
+                total: module.total,
+                from: matches!(module.code, Code::Loaded(_)).then_some(module.from),
+                variables: variables.map(|(name, (at, size))| (name.clone(), *at, *size)).collect(),
+            });
+        }
+        let kernels = self.kernels.iter();
+        Ok(SavedModules {
+            modules,
+            kernels: kernels
+                .map(|(name, (module, text))| (*name, *module, text.clone()))
+                .collect(),
+            next: self.next,
+        })
+    }
+
+    /// The same again, variables without what they have become. Whoever had read a module's code finds it read.
+    pub(crate) fn restore<P>(
+        saved: &SavedModules<P>,
+        get: &dyn Fn(&P) -> Option<Vec<u8>>,
+        memory: &mut Memory,
+        client: &mut dyn Client,
+    ) -> Result<Self, Error> {
+        let mut all = Self::new();
+        for one in &saved.modules {
+            let bytes = get(&one.code).ok_or(Error::Invalid("code outside of what was saved"))?;
+            if bytes.len() as u64 > one.total || one.total > MAX_CONTAINER || one.variables.len() > MOST_VARIABLES {
+                return Err(Error::Invalid("a module that is longer than it can be"));
+            }
+            memory.charge(one.total, client)?;
+            for (_, address, size) in &one.variables {
+                memory.add(*address, *size, client)?;
+            }
+            let variables = one.variables.iter();
+            let module = Module {
+                bytes,
+                total: one.total,
+                code: Code::Unread,
+                from: 0,
+                variables: variables.map(|(name, at, size)| (name.clone(), (*at, *size))).collect(),
+            };
+            all.modules.insert(one.name, module);
+            if let Some(from) = one.from {
+                all.next = from;
+                all.loaded(one.name, memory, client)?;
+            }
+        }
+        for (name, module, text) in &saved.kernels {
+            all.kernels.insert(*name, (*module, text.clone()));
+        }
+        all.next = saved.next;
+        Ok(all)
     }
 }
 

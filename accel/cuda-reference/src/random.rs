@@ -240,6 +240,18 @@ impl Generators {
         Some(found.and_then(|generator| generator.generate(place, wanted, memory, stop)))
     }
 
+    /// Names, seeds, and how many words were given.
+    pub(crate) fn all(&self) -> impl Iterator<Item = (u32, u64, u64)> {
+        self.0
+            .iter()
+            .map(|(name, generator)| (*name, generator.seed, generator.place))
+    }
+
+    /// One that has given so many words.
+    pub(crate) fn add(&mut self, (name, seed, place): (u32, u64, u64)) {
+        self.0.insert(name, Generator { seed, place });
+    }
+
     fn create(&mut self, name: u32, kind: i32) -> Result<(), Error> {
         match kind {
             // CURAND_RNG_PSEUDO_DEFAULT, _XORWOW, _PHILOX4_32_10

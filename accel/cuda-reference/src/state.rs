@@ -52,14 +52,14 @@ pub trait Client: Quota {
 /// A client's.
 #[derive(Debug)]
 pub struct State {
-    objects: Objects,
-    memory: Memory,
-    events: Events,
-    modules: Modules,
-    generators: Generators,
-    pending: Option<Error>,
-    broken: Option<Error>,
-    total: u64,
+    pub(crate) objects: Objects,
+    pub(crate) memory: Memory,
+    pub(crate) events: Events,
+    pub(crate) modules: Modules,
+    pub(crate) generators: Generators,
+    pub(crate) pending: Option<Error>,
+    pub(crate) broken: Option<Error>,
+    pub(crate) total: u64,
 }
 
 impl State {

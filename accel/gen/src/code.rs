@@ -401,6 +401,12 @@ pub(crate) fn objects(api: &Api) -> String {
             "use crate::plain::{Members, MembersMut, Plain};\n"
         }
     );
+    let kinds: Vec<_> = api.handles.iter().map(|kind| format!("\"{}\"", kind.c_type)).collect();
+    _ = writeln!(
+        text,
+        "/// The C types of all kinds.\npub const KINDS: &[&str] = &[{}];\n",
+        kinds.join(", ")
+    );
     for kind in &api.handles {
         let name = names::c_type(api, &kind.c_type);
         _ = writeln!(

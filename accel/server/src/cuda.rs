@@ -19,6 +19,7 @@ use wire::ring::Region;
 use crate::api::Code;
 use crate::meter::Work;
 use crate::quota::Charge;
+use crate::saved::Refusal;
 use crate::session::{Client, Session};
 
 /// Numbers of CUDA's calls.
@@ -26,7 +27,7 @@ pub(crate) const NUMBERS: std::ops::Range<u16> = 0x1000..0x4000;
 /// `cudaErrorNotSupported`.
 const NOT_SUPPORTED: i32 = 801;
 /// Why a client that has called CUDA cannot be saved.
-const UNSAVED: &str = "it has called CUDA, whose objects are not saved";
+const UNSAVED: &str = "objects of CUDA that this back end does not tell";
 
 /// What a back end does with CUDA's calls.
 #[derive(Debug)]
@@ -202,6 +203,40 @@ fn carry_out(session: &mut Session<'_>, call: &AnyCall<'_>, waits: bool) -> Opti
     }
 }
 
+/// What a client has of CUDA, to be saved; `put` takes bytes, and says where they are.
+pub(crate) fn save<P, E>(
+    client: &Client,
+    put: &mut dyn FnMut(&[u8]) -> Result<P, E>,
+) -> Result<Option<reference::Saved<P>>, E> {
+    match &*client.cuda.lock().unwrap_or_else(PoisonError::into_inner) {
+        Some(Cuda {
+            device: Device::Reference(state),
+            ..
+        }) => state.save(put).map(Some),
+        // Others are not saved.
+        _ => Ok(None),
+    }
+}
+
+/// A client has that again; `get` gives the bytes of a place.
+pub(crate) fn restore<'b, P>(
+    client: &Client,
+    saved: &reference::Saved<P>,
+    get: &dyn Fn(&P) -> Option<&'b [u8]>,
+) -> Result<(), Refusal> {
+    let quota = &client.tenant.quota;
+    let mut charge = quota.charge(0).map_err(Refusal::code)?;
+    let mut caller = Caller {
+        charge: &mut charge,
+        window: client.window.as_ref(),
+    };
+    let state = reference::State::restore(saved, quota.lower(reference::TOTAL_MEMORY), get, &mut caller);
+    let state = state.map_err(|error| Refusal::Format(error.to_string()))?;
+    let device = Device::Reference(Box::new(state));
+    *client.cuda.lock().unwrap_or_else(PoisonError::into_inner) = Some(Cuda { device, charge });
+    Ok(())
+}
+
 /// A client is gone: what libraries have for it is given back, while its window is there. No thread works for it.
 pub(crate) fn end(client: &Client) {
     let cuda = client.cuda.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -219,8 +254,10 @@ pub(crate) fn end(client: &Client) {
 
 impl Cuda {
     fn new(client: &Client, charge: Charge) -> Self {
-        _ = client.unsaved.set(UNSAVED);
         let total = |most| client.tenant.quota.lower(most);
+        if !matches!(client.backend.cuda, Support::Reference) {
+            client.cannot_be_saved(UNSAVED);
+        }
         let device = match client.backend.cuda {
             Support::Reference => Device::Reference(Box::new(reference::State::new(total(reference::TOTAL_MEMORY)))),
             Support::Library(_) => Device::Library(Box::new(library::State::new(total(u64::MAX)))),

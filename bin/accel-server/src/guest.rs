@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use accel_server::{Guest, Output, Slot, Slots};
 use accel_window::image::{self, Layout};
-use agent_api::accelerator::{OPENCL_DRIVER, OPENCL_DRIVER_MUSL};
+use agent_api::accelerator::{CUDA_DRIVER, OPENCL_DRIVER, OPENCL_DRIVER_MUSL};
 use agent_api::accelerator_state::{self, Asked};
 use anyhow::{Context as _, Result, bail};
 use rustix::process::{Pid, Signal, WaitOptions, waitpid};
@@ -42,6 +42,8 @@ pub(crate) struct Inherited {
     window: File,
     driver: File,
     musl_driver: File,
+    /// CUDA's libraries.
+    cuda_driver: Option<File>,
     ready: File,
     /// Where it is asked for its state.
     save: Option<UnixListener>,
@@ -64,6 +66,10 @@ impl Inherited {
             driver: take("--driver-fd", fds.driver)?.into(),
             musl_driver: take("--musl-driver-fd", fds.musl_driver)?.into(),
             ready: take("--ready-fd", fds.ready)?.into(),
+            cuda_driver: (fds.cuda_driver)
+                .map(|fd| take("--cuda-driver-fd", fd))
+                .transpose()?
+                .map(Into::into),
             save: fds.save.map(|fd| take("--save-fd", fd)).transpose()?.map(Into::into),
             restore: fds
                 .restore
@@ -113,11 +119,17 @@ pub(crate) fn format(inherited: &mut Inherited) -> Result<Vec<Slot>> {
     // One that could be shrunk is not taken: its machine could end this process by that.
     drop(accel_window::map(window).context("--window-fd")?);
     let size = window.metadata().context("--window-fd")?.len();
-    let drivers = (&mut inherited.driver, &mut inherited.musl_driver);
+    let mut drivers = vec![
+        padded("--driver-fd", OPENCL_DRIVER, &mut inherited.driver)?,
+        padded("--musl-driver-fd", OPENCL_DRIVER_MUSL, &mut inherited.musl_driver)?,
+    ];
+    if let Some(cuda) = &mut inherited.cuda_driver {
+        drivers.push(padded("--cuda-driver-fd", CUDA_DRIVER, cuda)?);
+    }
     let slots = match &inherited.restore {
         // Its guest has it mounted, and its programs have the libraries of then.
         Some(state) => accel_server::fill_window(state, window).context("--restore-fd")?,
-        None => make_file_system(window, drivers, size)?,
+        None => make_file_system(window, &drivers, size)?,
     };
     inherited.ready.write_all(b"ready\n").context("--ready-fd")?;
     // Whoever has started this process knows it from then on, and ends it. One that has died before never will.
@@ -130,15 +142,14 @@ pub(crate) fn format(inherited: &mut Inherited) -> Result<Vec<Slot>> {
 }
 
 /// The window's file system, with the libraries. Where its slots are.
-fn make_file_system(window: &File, (glibc, musl): (&mut File, &mut File), size: u64) -> Result<Vec<Slot>> {
-    let drivers = [padded("--driver-fd", glibc)?, padded("--musl-driver-fd", musl)?];
-    let [glibc, musl] = &drivers;
-    let files = [
-        (OPENCL_DRIVER, 0o644, glibc.len() as u64),
-        (OPENCL_DRIVER_MUSL, 0o644, musl.len() as u64),
-    ];
+fn make_file_system(window: &File, libraries: &[Library], size: u64) -> Result<Vec<Slot>> {
+    let files: Vec<_> = libraries
+        .iter()
+        .map(|(name, bytes)| (*name, 0o644, bytes.len() as u64))
+        .collect();
     let layout = Layout::new(size, &files)?;
-    image::write(window, &layout, &[glibc, musl])?;
+    let contents: Vec<_> = libraries.iter().map(|(_, bytes)| bytes.as_slice()).collect();
+    image::write(window, &layout, &contents)?;
     let slot = |entry: &image::Entry| Slot {
         name: entry.name.clone(),
         offset: entry.offset,
@@ -147,13 +158,15 @@ fn make_file_system(window: &File, (glibc, musl): (&mut File, &mut File), size: 
     Ok(layout.slots().iter().map(slot).collect())
 }
 
-/// A library's bytes, and zeroes behind them.
-fn padded(option: &str, file: &mut File) -> Result<Vec<u8>> {
+/// A library's name in the file system, and its bytes with zeroes behind them.
+type Library = (&'static str, Vec<u8>);
+
+fn padded(option: &str, name: &'static str, file: &mut File) -> Result<Library> {
     let mut library = Vec::new();
     file.read_to_end(&mut library)
         .with_context(|| format!("{option} cannot be read"))?;
     library.resize(library.len().next_multiple_of(DRIVER_UNIT), 0);
-    Ok(library)
+    Ok((name, library))
 }
 
 /// Has processes serve, for ever; each tells how many there were before it. Everything that was decided for this one counts for them.

@@ -1,7 +1,6 @@
 //! The server's flags. Knows nothing of what they do.
 
 use std::net::SocketAddr;
-use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -14,6 +13,11 @@ use log::LevelFilter;
 
 use crate::carrier::Carrier;
 use crate::confine::{self, Jail};
+
+mod fds;
+
+use fds::Fds;
+pub(crate) use fds::GuestFds;
 
 const HELP: &str = "\
 basalt-accel-server: carries out forwarded calls of an accelerator's API (see docs/accel.md)
@@ -36,6 +40,7 @@ Usage: basalt-accel-server --socket PATH --backend opencl|cuda|null|reference [-
   --window-fd FD     with it: a memfd, sealed against shrinking, that is the machine's virtio-pmem device; it is formatted
   --driver-fd FD     with it: the client's library, which the window's file system is to have
   --musl-driver-fd FD  with it: the same library for images with musl
+  --cuda-driver-fd FD  with it: the client's libraries of CUDA, which the window's file system is to have as well
   --ready-fd FD      with it: a socket; \"ready\" and a line feed is said there when the window can be given to the machine, and
                      \"known\" and one is waited for
   --save-fd FD       with it: a unix socket that listens; whoever connects there can have all of its state written
@@ -113,36 +118,6 @@ struct Remote {
     without_tls: bool,
 }
 
-/// Descriptors that were inherited, by their numbers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct GuestFds {
-    pub(crate) vsock: RawFd,
-    pub(crate) window: RawFd,
-    pub(crate) driver: RawFd,
-    pub(crate) musl_driver: RawFd,
-    pub(crate) ready: RawFd,
-    pub(crate) save: Option<RawFd>,
-    pub(crate) restore: Option<RawFd>,
-    /// The directory of an arbiter's socket.
-    pub(crate) arbiter: Option<RawFd>,
-    /// Where statistics are told.
-    pub(crate) control: Option<RawFd>,
-}
-
-/// The same as they are said, one by one.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Fds {
-    vsock: Option<RawFd>,
-    window: Option<RawFd>,
-    driver: Option<RawFd>,
-    musl_driver: Option<RawFd>,
-    ready: Option<RawFd>,
-    save: Option<RawFd>,
-    restore: Option<RawFd>,
-    arbiter: Option<RawFd>,
-    control: Option<RawFd>,
-}
-
 /// What the server is started with.
 #[derive(Debug)]
 pub(crate) struct Options {
@@ -183,6 +158,10 @@ pub(crate) enum Command {
     Print(String),
 }
 
+/// What a server for a guest, and no other, is given.
+const TOGETHER: &str = "give --socket alone, or --listen, or --vsock-fd, --window-fd, --driver-fd, --musl-driver-fd and --ready-fd \
+    together, which --save-fd, --restore-fd, --arbiter-fd, --control-fd and --cuda-driver-fd need";
+
 /// Reads this process's arguments.
 pub(crate) fn parse() -> Result<Command> {
     parse_from(lexopt::Parser::from_env())
@@ -201,6 +180,12 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
     let mut log_level = LevelFilter::Warn;
     let mut jail = confine::Flags::default();
     while let Some(argument) = parser.next()? {
+        if let Long(flag) = &argument
+            && let Some(place) = fds::place(flag)
+        {
+            fds.set(place, parser.value()?.parse()?);
+            continue;
+        }
         match argument {
             Long("socket") => socket = Some(PathBuf::from(parser.value()?)),
             Long("listen") => remote.listen = Some(address(&parser.value()?.string()?)?),
@@ -208,15 +193,6 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
             Long("tls-key") => remote.key = Some(parser.value()?.into()),
             Long("tls-client-ca") => remote.clients = Some(parser.value()?.into()),
             Long("without-tls") => remote.without_tls = true,
-            Long("vsock-fd") => fds.vsock = Some(parser.value()?.parse()?),
-            Long("window-fd") => fds.window = Some(parser.value()?.parse()?),
-            Long("driver-fd") => fds.driver = Some(parser.value()?.parse()?),
-            Long("musl-driver-fd") => fds.musl_driver = Some(parser.value()?.parse()?),
-            Long("ready-fd") => fds.ready = Some(parser.value()?.parse()?),
-            Long("save-fd") => fds.save = Some(parser.value()?.parse()?),
-            Long("restore-fd") => fds.restore = Some(parser.value()?.parse()?),
-            Long("arbiter-fd") => fds.arbiter = Some(parser.value()?.parse()?),
-            Long("control-fd") => fds.control = Some(parser.value()?.parse()?),
             Long("backend") => backend = Some(parser.value()?.string()?),
             Long("library") => library = Some(PathBuf::from(parser.value()?)),
             Long("arena") => arena = parser.value()?.parse()?,
@@ -352,35 +328,11 @@ fn place(socket: Option<PathBuf>, remote: Remote, fds: Fds) -> Result<Place> {
         (None, None, _) if no_fds => {
             bail!("--socket is missing: the path that clients connect to; --help shows examples")
         }
-        (
-            None,
-            None,
-            Fds {
-                vsock: Some(vsock),
-                window: Some(window),
-                driver: Some(driver),
-                musl_driver: Some(musl_driver),
-                ready: Some(ready),
-                save,
-                restore,
-                arbiter,
-                control,
-            },
-        ) => Ok(Place::Guest(GuestFds {
-            vsock,
-            window,
-            driver,
-            musl_driver,
-            ready,
-            save,
-            restore,
-            arbiter,
-            control,
-        })),
-        _ => bail!(
-            "give --socket alone, or --listen, or --vsock-fd, --window-fd, --driver-fd, --musl-driver-fd and --ready-fd together, which \
-             --save-fd, --restore-fd, --arbiter-fd and --control-fd need"
-        ),
+        (None, None, fds) => match fds.whole() {
+            Some(fds) => Ok(Place::Guest(fds)),
+            None => bail!("{TOGETHER}"),
+        },
+        _ => bail!("{TOGETHER}"),
     }
 }
 

@@ -387,6 +387,7 @@ fn a_guest_is_served_from_a_jail_again_and_again() {
         "--ready-fd=7",
         "--arbiter-fd=8",
         "--control-fd=9",
+        "--cuda-driver-fd=10",
         "--backend=null",
     ];
     let (share, share_mount, statistics) = shared(directory.path(), identity);
@@ -399,6 +400,7 @@ fn a_guest_is_served_from_a_jail_again_and_again() {
         end.as_fd(),
         share_mount.as_fd(),
         statistics.as_fd(),
+        driver.as_fd(),
     ];
     let wrong = [&[socket.as_fd()][..], &more].concat();
     let text = Jailed::with(identity, &flags, &wrong).ended_by_itself();
@@ -413,6 +415,14 @@ fn a_guest_is_served_from_a_jail_again_and_again() {
     let mut said = [0; 6];
     ready.read_exact(&mut said).unwrap();
     assert_eq!(&said, b"ready\n");
+    let mut file_system = vec![0; 1 << 20];
+    rustix::io::pread(&window, &mut file_system, 0).unwrap();
+    for library in ["libbasalt_opencl.so", "libbasalt_opencl-musl.so", "libbasalt_cuda.so"] {
+        let is_there = file_system
+            .windows(library.len())
+            .any(|part| part == library.as_bytes());
+        assert!(is_there, "{library}");
+    }
     ready.write_all(b"known\n").unwrap();
     is_confined(&server, identity, FILE_OF_GUEST);
     only(&names(&server, "/run"), &["arbiter", "vsock"]);

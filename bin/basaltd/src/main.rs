@@ -39,6 +39,7 @@ fn open(options: Options) -> Result<Arc<Node>> {
             accelerator: options.assets.join("basalt-accel-server"),
             opencl: options.assets.join("libbasalt_opencl.so"),
             opencl_musl: options.assets.join("libbasalt_opencl-musl.so"),
+            cuda: options.assets.join("libbasalt_cuda.so"),
         },
         kvm: options.kvm,
         cpu_model: options.cpu_model,

@@ -25,6 +25,49 @@ pub const OPENCL_DRIVER: &str = "libbasalt_opencl.so";
 /// The same for programs of an image whose C library is musl.
 pub const OPENCL_DRIVER_MUSL: &str = "libbasalt_opencl-musl.so";
 
+/// CUDA's libraries for programs of the guest: one file, which programs look for by all of [`CUDA_NAMES`].
+pub const CUDA_DRIVER: &str = "libbasalt_cuda.so";
+
+/// Names of CUDA's libraries: those of versions that are served, and of older ones, whose programs are told that they are not
+/// (`accel/spec/cuda`).
+pub const CUDA_NAMES: &[&str] = &[
+    "libcublas.so.13",
+    "libcublas.so.12",
+    "libcublas.so.11",
+    "libcublas.so.10",
+    "libcublasLt.so.13",
+    "libcublasLt.so.12",
+    "libcublasLt.so.11",
+    "libcublasLt.so.10",
+    "libcuda.so.1",
+    "libcudart.so.13",
+    "libcudart.so.12",
+    "libcudart.so.11.0",
+    "libcudart.so.10.2",
+    "libcudart.so.10.1",
+    "libcudnn.so.9",
+    "libcudnn.so.8",
+    "libcudnn.so.7",
+    "libcufft.so.12",
+    "libcufft.so.11",
+    "libcufft.so.10",
+    "libcufile.so.0",
+    "libcupti.so.13",
+    "libcupti.so.12",
+    "libcurand.so.10",
+    "libcusolver.so.12",
+    "libcusolver.so.11",
+    "libcusparse.so.12",
+    "libcusparse.so.11",
+    "libcusparse.so.10",
+    "libcusparseLt.so.0",
+    "libnccl.so.2",
+    "libnvidia-ml.so.1",
+    "libnvrtc.so.13",
+    "libnvrtc.so.12",
+    "libnvshmem_host.so.3",
+];
+
 /// The kind of all frames.
 const MESSAGE: u16 = 1;
 
@@ -127,6 +170,16 @@ pub fn receive<T: DeserializeOwned, R: Read>(reader: &mut FrameReader<R>) -> Res
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_of_cudas_libraries_are_those_that_the_library_is_made_for() {
+        let path = concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../../accel/client-cuda/src/generated/files.txt"
+        );
+        let files = std::fs::read_to_string(path).unwrap();
+        assert_eq!(files.lines().collect::<Vec<_>>(), CUDA_NAMES, "{path}");
+    }
 
     #[test]
     fn what_is_sent_is_received_and_other_frames_are_not() {

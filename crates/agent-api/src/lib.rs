@@ -32,10 +32,10 @@ pub use error::Error;
 pub use fs::MAX_ENTRIES;
 pub use fs_client::{Reading, Watching};
 pub use message::{
-    Accelerator, Address, AgentInfo, DiskName, Entry, EntryKind, Environment, ExecFailure, ExecRequest, ExitStatus,
-    FailureKind, FileInfo, FsRequest, Gateway, GuestNetwork, Identity, Kept, KeptCommand, OutputStream, PROTOCOL,
-    PciDevice, PciRequest, PowerAction, Prepare, Reidentify, RequestFailure, RequestFailureKind, RootDisk, Share,
-    Shutdown, TmpfsMount, Tty, UnpackTarget, Upload, VSOCK_PORT, WatchEvent, WatchEventKind, Which, WinSize,
+    Accelerator, Address, AgentInfo, CudaLibraries, DiskName, Entry, EntryKind, Environment, ExecFailure, ExecRequest,
+    ExitStatus, FailureKind, FileInfo, FsRequest, Gateway, GuestNetwork, Identity, Kept, KeptCommand, OutputStream,
+    PROTOCOL, PciDevice, PciRequest, PowerAction, Prepare, Reidentify, RequestFailure, RequestFailureKind, RootDisk,
+    Share, Shutdown, TmpfsMount, Tty, UnpackTarget, Upload, VSOCK_PORT, WatchEvent, WatchEventKind, Which, WinSize,
 };
 pub use pump::{FIRST_OUTPUT, LocalIo, pump};
 pub use running::{Collected, Event, Input, Output, Running};

@@ -331,6 +331,18 @@ pub struct Accelerator {
     /// The same for an image whose C library is musl. If it is missing, such an image's programs find none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub opencl_musl: Option<String>,
+    /// CUDA's libraries, for an image with glibc.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cuda: Option<CudaLibraries>,
+}
+
+/// CUDA's libraries: one file, and the names by which programs look for it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CudaLibraries {
+    /// The file, of the accelerator's file system.
+    pub file: String,
+    /// The names.
+    pub names: Vec<String>,
 }
 
 /// A directory that a guest shares with its host (virtio-fs).

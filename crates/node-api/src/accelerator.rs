@@ -41,7 +41,9 @@ const WINDOW_UNIT: u64 = 2 << 20;
 pub enum AcceleratorApi {
     /// OpenCL, carried out by the host's drivers.
     Opencl,
-    /// OpenCL, carried out by nobody: calls succeed, and no bytes move. To measure, and to try.
+    /// CUDA, computed on the host's processor: right results without a GPU, slowly. To test programs.
+    Reference,
+    /// OpenCL and CUDA, carried out by nobody: calls succeed, and no bytes move. To measure, and to try.
     Null,
 }
 
@@ -95,7 +97,9 @@ pub struct Accelerator {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AcceleratorError {
     /// No API of ours.
-    #[error("there is no accelerator {0:?}: write opencl, or null to try without a driver")]
+    #[error(
+        "there is no accelerator {0:?}: write opencl, or reference for CUDA on the host's processor, or null to try without a driver"
+    )]
     Api(String),
     /// Not a setting.
     #[error(
@@ -194,6 +198,7 @@ impl fmt::Display for AcceleratorApi {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Opencl => "opencl",
+            Self::Reference => "reference",
             Self::Null => "null",
         })
     }
@@ -241,6 +246,7 @@ impl FromStr for Accelerator {
         let (api, settings) = text.split_once(':').unwrap_or((text, ""));
         let api = match api {
             "opencl" => AcceleratorApi::Opencl,
+            "reference" => AcceleratorApi::Reference,
             "null" => AcceleratorApi::Null,
             other => return Err(AcceleratorError::Api(other.to_owned())),
         };
@@ -294,7 +300,7 @@ mod tests {
         for (names, accelerator, part) in [
             (&["basalt/accel=opencl"][..], Some("null"), "one accelerator"),
             (&["basalt/accel=opencl", "basalt/accel=null"], None, "basalt/accel=null"),
-            (&["basalt/accel=cuda"], None, "opencl, or null"),
+            (&["basalt/accel=cuda"], None, "opencl, or reference for CUDA"),
         ] {
             let error = named(names, accelerator).unwrap_err().to_string();
             assert!(error.contains(part), "{error}");
@@ -305,6 +311,9 @@ mod tests {
     fn it_is_read_as_it_is_written() {
         let plain: Accelerator = "opencl".parse().unwrap();
         assert_eq!((plain.api, plain.window), (AcceleratorApi::Opencl, WINDOW));
+        let computed: Accelerator = "reference:share=7".parse().unwrap();
+        assert_eq!((computed.api, computed.share), (AcceleratorApi::Reference, Some(7)));
+        assert_eq!(computed.to_string().parse::<Accelerator>(), Ok(computed));
         let other: Accelerator = "null:memory=2g,window=64m,transport=spin,poll=200".parse().unwrap();
         assert_eq!((other.api, other.window), (AcceleratorApi::Null, ByteSize::mib(64)));
         let shared: Accelerator = "opencl:share=300,priority=low".parse().unwrap();
@@ -323,8 +332,8 @@ mod tests {
     #[test]
     fn what_cannot_be_is_refused_with_what_can() {
         for (text, words) in [
-            ("cuda", "opencl, or null"),
-            ("", "opencl, or null"),
+            ("cuda", "opencl, or reference for CUDA"),
+            ("", "opencl, or reference for CUDA"),
             ("opencl:window", "opencl[:memory=SIZE"),
             ("opencl:window=big", "opencl[:memory=SIZE"),
             ("opencl:color=red", "color=red"),

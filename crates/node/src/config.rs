@@ -71,6 +71,8 @@ pub struct Programs {
     pub opencl: PathBuf,
     /// The same for guests whose image has musl.
     pub opencl_musl: PathBuf,
+    /// CUDA's libraries for programs of guests that have one.
+    pub cuda: PathBuf,
 }
 
 /// How memory is zeroed that is mapped for devices.

@@ -20,6 +20,7 @@ mod identity;
 mod info;
 mod journal;
 mod kept;
+mod libraries;
 mod lookup;
 mod outlet;
 mod pci;

@@ -20,6 +20,7 @@ use rustix::termios::{Winsize, tcsetwinsize};
 use crate::Error;
 use crate::cgroup::{Cgroup, Cgroups};
 use crate::identity::{self, Identity};
+use crate::libraries;
 use crate::lookup::{self, DEFAULT_PATH};
 use crate::reaper::{Reaper, Target};
 use crate::spawn::{self, Plan, c_strings, other};
@@ -266,6 +267,7 @@ fn environment(request: &ExecRequest, identity: &Identity) -> Vec<Vec<u8>> {
     if let Some(tty) = &request.tty {
         add("TERM", tty.term.as_deref().unwrap_or("xterm"));
     }
+    libraries::tell(&mut env);
     env
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 
-use super::driver;
+use super::{cuda, driver};
 use crate::context::{Context, MUSL};
 use crate::runner::{Plan, Report, Step, Task};
 
@@ -112,6 +112,7 @@ pub(crate) fn accelerator() -> Step {
         let server = task.run_within(command.args(["-p", "basalt-accel-server-bin"]), LIMIT)?;
         let (glibc, for_glibc) = driver::for_glibc(context, task)?;
         let (musl, for_musl) = driver::for_musl(context, task)?;
+        let cuda = cuda::cuda_client(context, task)?;
         let built = context.target().join("library").join(ACCELERATOR);
         driver::loads(context, task, &built, [("cc", &glibc), ("musl-gcc", &musl)])?;
         let assets = context.assets();
@@ -119,6 +120,7 @@ pub(crate) fn accelerator() -> Step {
         publish(&built, &assets.join(ACCELERATOR))?;
         publish(&glibc, &assets.join(driver::LIBRARY))?;
         publish(&musl, &assets.join(driver::MUSL_LIBRARY))?;
+        publish(&cuda.join(cuda::LIBRARY), &assets.join(cuda::LIBRARY))?;
         let said = [server.err, for_glibc.err, for_musl.err].concat();
         Ok(compiled(&said))
     })

@@ -19,7 +19,8 @@ use crate::runner::Task;
 /// What is generated for the linker, from the checkout's root.
 const GENERATED: &str = "accel/client-cuda/src/generated";
 const ARCHIVE: &str = "libbasalt_cuda.a";
-const LIBRARY: &str = "libbasalt_cuda.so";
+/// What the file is called, to which all names are links.
+pub(super) const LIBRARY: &str = "libbasalt_cuda.so";
 const LIMIT: Duration = Duration::from_secs(40 * 60);
 
 /// Links it; the directory that a program has in LD_LIBRARY_PATH.
@@ -50,7 +51,7 @@ pub(crate) fn cuda_client(context: &Context, task: &mut Task) -> Result<PathBuf>
     link.args(["-shared", "-nodefaultlibs", "-o"]).arg(&library);
     link.arg(generated.join("symbols.s"));
     link.arg(format!(
-        "-Wl,--version-script={},--gc-sections,-O1,-z,defs",
+        "-Wl,--version-script={},--gc-sections,-O1,-s,-z,defs",
         generated.join("symbols.map").display()
     ));
     // No DT_SONAME: a program that is linked with one of its names needs that name.

@@ -37,6 +37,7 @@ pub(crate) use e2b_api::{print_figures, write_table};
 pub(crate) use tests::{fuzzer, now};
 
 use crate::clients;
+use crate::cuda_programs as nvcc;
 use crate::recipe::Recipe;
 use crate::runner::{Plan, Step};
 use crate::torch;
@@ -145,6 +146,17 @@ pub(crate) fn accel_clients(last: Step) -> Vec<Step> {
         apt::packages(),
         recipe(clients::RECIPE, HINT_CLIENTS).after(&["apt-packages"]),
         last.after(&["unpack-clients"]),
+    ]
+}
+
+/// What `cargo xtask cuda-programs` does.
+pub(crate) fn cuda_programs() -> Vec<Step> {
+    vec![
+        apt::packages(),
+        build::musl_target().after(&["apt-packages"]),
+        build::accelerator().after(&["musl-target"]),
+        recipe(nvcc::RECIPE, HINT_NVCC).after(&["apt-packages"]),
+        nvcc::step().after(&["accelerator", "cuda-clients"]),
     ]
 }
 
@@ -300,6 +312,7 @@ pub(crate) fn test() -> Vec<Step> {
         "program-tests",
         "fuzz",
         "accel-clients",
+        "cuda-programs",
         "schemathesis",
         "ui",
     ];
@@ -312,6 +325,9 @@ pub(crate) fn test() -> Vec<Step> {
             .after(&["apt-packages"])
             .in_background(),
     );
+    steps.push(recipe(nvcc::RECIPE, HINT_NVCC).after(&["apt-packages"]).in_background());
+    let programs = nvcc::step().after(&["accelerator", "cuda-clients"]);
+    steps.push(programs.follows(&["accel-clients"]).in_background());
     steps.push(e2b_api::api().after(&["binaries", "e2b-clients"]));
     let made_up = e2b_api::made_up().after(&["build-tests", "schemathesis-client"]);
     steps.push(made_up.follows(&["program-tests"]).in_background());
@@ -338,6 +354,7 @@ const HINT_KERNEL: &str = "the guest kernel is built by kernel/recipe.sh from De
 const HINT_LAB: &str = "the lab's parts come from Debian packages; see whether `apt-get update` works";
 const HINT_CLIENTS: &str =
     "the clients come from Debian packages and by pip; see whether `apt-get update` works, and PyPI can be reached";
+const HINT_NVCC: &str = "nvcc comes by pip; see whether PyPI can be reached";
 const HINT_SDKS: &str = "the SDKs come by pip and npm; see whether PyPI and npm can be reached";
 const HINT_IMAGE: &str = "images are made of Debian packages; see whether `apt-get update` works";
 
@@ -401,6 +418,7 @@ mod self_tests {
             bench_image(),
             vmfunc(),
             clients,
+            cuda_programs(),
         ] {
             let names: BTreeSet<_> = steps.iter().map(|step| step.name).collect();
             assert_eq!(names.len(), steps.len());

@@ -51,6 +51,12 @@ const FILES: &[(Origin, &str, &str, u32)] = &[
         "usr/lib/basalt/libbasalt_opencl-musl.so",
         0o644,
     ),
+    (
+        Origin::Assets,
+        "libbasalt_cuda.so",
+        "usr/lib/basalt/libbasalt_cuda.so",
+        0o644,
+    ),
     (Origin::Assets, "vmlinux", "usr/lib/basalt/vmlinux", 0o644),
     (Origin::Assets, "initramfs.cpio", "usr/lib/basalt/initramfs.cpio", 0o644),
     (

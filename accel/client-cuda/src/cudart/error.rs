@@ -21,7 +21,7 @@ pub(crate) unsafe fn cudaGetErrorString(error: i32) -> *const u8 {
 }
 
 /// A code's name, and what it means.
-fn words(error: i32) -> (&'static CStr, &'static CStr) {
+pub(crate) fn words(error: i32) -> (&'static CStr, &'static CStr) {
     match error {
         0 => (c"cudaSuccess", c"no error"),
         1 => (c"cudaErrorInvalidValue", c"invalid argument"),
@@ -53,7 +53,7 @@ fn words(error: i32) -> (&'static CStr, &'static CStr) {
         ),
         209 => (
             c"cudaErrorNoKernelImageForDevice",
-            c"the program has no PTX; compile it with -gencode arch=compute_75,code=compute_75",
+            c"the program has no PTX; compile it with -gencode arch=compute_75,code=compute_75, and without -rdc=true",
         ),
         218 => (
             c"cudaErrorInvalidPtx",

@@ -228,7 +228,9 @@ pub(crate) unsafe fn cudnnGetConvolution2dForwardOutputDim(
     w: *mut i32,
 ) -> i32 {
     // SAFETY: 1. the program's descriptors are those that it was given.
-    let (convolution, input) = unsafe { (descriptor::get(&conv_desc), descriptor::get(&input_tensor_desc)) };
+    let convolution = unsafe { descriptor::get(&conv_desc) };
+    // SAFETY: 1. the same.
+    let input = unsafe { descriptor::get(&input_tensor_desc) };
     // SAFETY: 1. the same.
     let filter = unsafe { descriptor::get(&filter_desc) };
     let shape = || {
@@ -258,7 +260,9 @@ pub(crate) unsafe fn cudnnGetPooling2dForwardOutputDim(
     w: *mut i32,
 ) -> i32 {
     // SAFETY: 1. the program's descriptors are those that it was given.
-    let (pooling, input) = unsafe { (descriptor::get(&pooling_desc), descriptor::get(&input_tensor_desc)) };
+    let pooling = unsafe { descriptor::get(&pooling_desc) };
+    // SAFETY: 1. the same.
+    let input = unsafe { descriptor::get(&input_tensor_desc) };
     let shape = || {
         let pooling = of(pooling, parts::CUDNN_SET_POOLING2D_DESCRIPTOR)?;
         pooled(pooling, tensor(input)?.1)

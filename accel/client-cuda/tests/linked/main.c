@@ -31,6 +31,13 @@ extern int cudnnGetTensorNdDescriptor(void *, int, int *, int *, int *, int *);
 extern int cudnnSetFilterNdDescriptor(void *, int, int, int, const int *);
 extern int cudnnSetConvolutionNdDescriptor(void *, int, const int *, const int *, const int *, int, int);
 extern int cudnnGetConvolutionForwardWorkspaceSize(void *, void *, void *, void *, void *, int, size_t *);
+extern void __cudaRegisterVar(void **, char *, char *, const char *, int, size_t, int, int);
+extern int cudaMemcpyToSymbol(const void *, const void *, size_t, size_t, int), cudaGetSymbolAddress(void **, const void *);
+extern int cudaGetSymbolSize(size_t *, const void *), cudaMallocPitch(void **, size_t *, size_t, size_t), cudaDeviceReset(void);
+extern int cudaMemcpy2D(void *, size_t, const void *, size_t, size_t, size_t, int), cudaMemset2D(void *, size_t, int, size_t, size_t);
+extern int cublasGetStream_v2(void *, void **), cublasSetMatrix(int, int, int, const void *, int, void *, int);
+extern int cublasSdot_v2(void *, int, const float *, int, const float *, int, float *);
+extern int curandCreateGenerator(void **, int), curandGenerateUniform(void *, float *, size_t), curandDestroyGenerator(void *);
 extern size_t basalt_cuda_counters(uint64_t *, uint64_t *, size_t);
 extern int malloc_of_12(void **, size_t);
 __asm__(".symver malloc_of_12, cudaMalloc@libcudart.so.12");
@@ -167,6 +174,55 @@ static void libraries(void)
 	IS(cudaFree(m), 0);
 }
 
+static void variables_and_rows(void)
+{
+	static char variable, other, bytes[64 * 1024];
+	void *handle = __cudaRegisterFatBinary(NULL), *address, *rows, *blas, *stream, *is = NULL, *generator;
+	size_t size = 0, pitch, all;
+	float dot = 7;
+	uint64_t sent;
+	__cudaRegisterVar(handle, &variable, NULL, "variable", 0, 24, 0, 0);
+	sent = count(SENT);
+	IS(cudaMemcpyToSymbol(&variable, bytes, 16, 8, 1), 0);
+	IS(cudaMemcpyToSymbol(&variable, bytes, 16, 0, 1), 0);
+	/* An allocation, and two copies. */
+	IS(count(SENT), sent + 3);
+	IS(cudaMemcpyToSymbol(&variable, bytes, 17, 8, 1), 1);
+	IS(cudaMemcpyToSymbol(&variable, bytes, 16, 8, 2), 21);
+	IS(cudaMemcpyToSymbol(&other, bytes, 1, 0, 1), 13);
+	IS(cudaGetSymbolSize(&size, &variable), 0);
+	IS(size, 24);
+	IS(cudaGetSymbolAddress(&address, &variable), 0);
+	IS(cudaFree(address), 1);
+	IS(cudaMallocPitch(&rows, &pitch, 100, 40), 0);
+	IS(pitch, 512);
+	sent = count(SENT);
+	IS(cudaMemcpy2D(rows, pitch, bytes, 200, 100, 40, 4), 0);
+	IS(cudaMemset2D(rows, pitch, 1, 512, 40), 0);
+	IS(count(SENT), sent + 2);
+	memset(bytes, 1, sizeof bytes);
+	IS(cudaMemcpy2D(bytes, 200, rows, pitch, 100, 40, 2), 0);
+	IS(bytes[99] + bytes[100] + bytes[39 * 200], 1);
+	IS(cudaMemcpy2D(rows, 99, bytes, 200, 100, 40, 1), 12);
+	IS(cudaMemcpy2D(rows, (size_t)1 << 60, bytes, 200, 100, 40, 1), 1);
+	IS(cudaStreamCreate(&stream), 0);
+	IS(cublasCreate_v2(&blas), 0);
+	IS(cublasSetStream_v2(blas, stream), 0);
+	IS(cublasGetStream_v2(blas, &is), 0);
+	IS(is == stream, 1);
+	IS(cublasSetMatrix(10, 10, 4, bytes, 20, rows, 10), 0);
+	IS(cublasSetMatrix(10, 10, 4, bytes, 9, rows, 10), 7);
+	IS(cublasSdot_v2(blas, 10, rows, 1, rows, 1, &dot), 0);
+	IS(dot, 0);
+	IS(curandCreateGenerator(&generator, 101), 0);
+	IS(curandGenerateUniform(generator, rows, 100), 0);
+	IS(curandDestroyGenerator(generator), 0);
+	IS(cudaDeviceReset(), 0);
+	IS(cudaMemGetInfo(&size, &all), 0);
+	IS(all - size, 24);
+	IS(cudaGetLastError(), 1);
+}
+
 static void works(void)
 {
 	int devices = 0, status;
@@ -178,6 +234,7 @@ static void works(void)
 	launches();
 	memory();
 	libraries();
+	variables_and_rows();
 	/* A child has no device, and its parent goes on. */
 	if (fork() == 0) {
 		IS(cudaDeviceSynchronize(), 3);

@@ -30,22 +30,29 @@ impl Linked {
         for file in std::fs::read_to_string(generated.join("files.txt")).unwrap().lines() {
             std::os::unix::fs::symlink("libbasalt_cuda.so", directory.path().join(file)).unwrap();
         }
+        let linked = Self(directory);
+        let libraries = [
+            "libcudart.so.13",
+            "libcublas.so.13",
+            "libcublasLt.so.13",
+            "libcudnn.so.9",
+            "libcurand.so.10",
+            "libcuda.so.1",
+        ];
+        linked.compile(source, "program", &libraries);
+        linked
+    }
+
+    /// Another program, linked with the library by these names: where it is.
+    pub fn compile(&self, source: &str, name: &str, libraries: &[&str]) -> PathBuf {
+        let program = self.0.path().join(name);
         let mut compile = Command::new("cc");
-        compile
-            .args(["-O1", "-Wall", "-Werror", "-o"])
-            .arg(directory.path().join("program"));
-        compile.arg(root.join(source)).arg("-L").arg(directory.path());
-        run(compile.args([
-            "-Wl,--no-as-needed",
-            "-l:libcudart.so.13",
-            "-l:libcublas.so.13",
-            "-l:libcublasLt.so.13",
-            "-l:libcudnn.so.9",
-            "-l:libcurand.so.10",
-            "-l:libcuda.so.1",
-            "-ldl",
-        ]));
-        Self(directory)
+        compile.args(["-O1", "-Wall", "-Werror", "-o"]).arg(&program);
+        compile.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(source));
+        compile.arg("-L").arg(self.0.path()).arg("-Wl,--no-as-needed");
+        compile.args(libraries.iter().map(|library| format!("-l:{library}")));
+        run(compile.arg("-ldl"));
+        program
     }
 
     /// Where it looks for a server.

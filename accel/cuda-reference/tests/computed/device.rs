@@ -131,6 +131,11 @@ impl Device {
         address
     }
 
+    /// Addresses of memory that another has are not taken.
+    pub(crate) fn skip(&mut self, other: &Self) {
+        self.next = self.next.max(other.next);
+    }
+
     pub(crate) fn free(&mut self, address: SvmAddress) {
         self.put(&AnyCall::CudaFree(CudaFree { dev_ptr: address.0 })).unwrap();
     }

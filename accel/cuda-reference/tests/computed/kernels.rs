@@ -11,12 +11,12 @@ use basalt_accel_cuda_reference::Error;
 use crate::device::{Device, Random, int};
 
 const BASICS: &str = include_str!("../../../ptx/tests/ptx/basics.ptx");
-const LANGUAGE: &str = include_str!("../../../ptx/tests/ptx/language.ptx");
+pub(crate) const LANGUAGE: &str = include_str!("../../../ptx/tests/ptx/language.ptx");
 
 const MODULE: Handle<CudaModuleT> = Handle::from_raw(9000);
 
 /// A fat binary of these texts, not compressed, each for a compute capability.
-fn container(texts: &[(u32, &str)]) -> Vec<u8> {
+pub(crate) fn container(texts: &[(u32, &str)]) -> Vec<u8> {
     let mut entries = Vec::new();
     for (target, text) in texts {
         let mut entry = vec![0; 64];
@@ -34,7 +34,7 @@ fn container(texts: &[(u32, &str)]) -> Vec<u8> {
     whole
 }
 
-fn load(device: &mut Device) {
+pub(crate) fn load(device: &mut Device) {
     device
         .put(&AnyCall::BasaltModuleLoad(BasaltModuleLoad {
             module: MODULE,
@@ -43,7 +43,7 @@ fn load(device: &mut Device) {
         .unwrap();
 }
 
-fn variable(device: &mut Device, name: &str, address: u64, size: u64) -> Result<(), Error> {
+pub(crate) fn variable(device: &mut Device, name: &str, address: u64, size: u64) -> Result<(), Error> {
     let name = CString::new(name).unwrap();
     let module = MODULE;
     device.put(&AnyCall::BasaltModuleVariable(BasaltModuleVariable {
@@ -55,7 +55,7 @@ fn variable(device: &mut Device, name: &str, address: u64, size: u64) -> Result<
 }
 
 /// A piece of a module, by way of the arena.
-fn piece(device: &mut Device, offset: usize, total: usize, bytes: &[u8]) -> Result<(), Error> {
+pub(crate) fn piece(device: &mut Device, offset: usize, total: usize, bytes: &[u8]) -> Result<(), Error> {
     device.host.arena[64..64 + bytes.len()].copy_from_slice(bytes);
     let count = bytes.len() as u64;
     device.put(&AnyCall::BasaltModuleData(BasaltModuleData {
@@ -70,14 +70,14 @@ fn piece(device: &mut Device, offset: usize, total: usize, bytes: &[u8]) -> Resu
     }))
 }
 
-fn send(device: &mut Device, bytes: &[u8]) {
+pub(crate) fn send(device: &mut Device, bytes: &[u8]) {
     for (index, part) in bytes.chunks(100_000).enumerate() {
         piece(device, index * 100_000, bytes.len(), part).unwrap();
     }
 }
 
 /// What is answered about a kernel: the code, the size of all parameters, and where they are.
-fn function(device: &mut Device, kernel: u32, name: &str, most: u32) -> (i32, u32, u32, Vec<(u32, u32)>) {
+pub(crate) fn function(device: &mut Device, kernel: u32, name: &str, most: u32) -> (i32, u32, u32, Vec<(u32, u32)>) {
     let text = CString::new(name).unwrap();
     let call = AnyCall::BasaltModuleGetFunction(BasaltModuleGetFunction {
         kernel: Handle::from_raw(kernel),
@@ -114,12 +114,12 @@ fn dims(grid: u32, block: u32) -> [[u8; 12]; 2] {
     })
 }
 
-fn launch(device: &mut Device, kernel: u32, (grid, block): (u32, u32), args: &[u8]) -> Result<(), Error> {
+pub(crate) fn launch(device: &mut Device, kernel: u32, (grid, block): (u32, u32), args: &[u8]) -> Result<(), Error> {
     device.put(&launch_call(kernel, &dims(grid, block), args))
 }
 
 /// Numbers of four bytes, then addresses.
-fn args(numbers: &[i32], addresses: &[SvmAddress]) -> Vec<u8> {
+pub(crate) fn args(numbers: &[i32], addresses: &[SvmAddress]) -> Vec<u8> {
     let mut bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
     bytes.resize(bytes.len().next_multiple_of(8), 0);
     bytes.extend(addresses.iter().flat_map(|address| address.0.to_le_bytes()));

@@ -9,3 +9,4 @@ mod networks;
 mod normalization;
 mod random;
 mod runtime;
+mod saved;

@@ -4,6 +4,17 @@
 
 use crate::handle::Kind;
 
+/// The C types of all kinds.
+pub const KINDS: &[&str] = &[
+    "cublasHandle_t",
+    "cudaEvent_t",
+    "cudaKernel_t",
+    "cudaModule_t",
+    "cudaStream_t",
+    "cudnnHandle_t",
+    "curandGenerator_t",
+];
+
 /// `cublasHandle_t`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum CublasHandleT {}

@@ -5,6 +5,19 @@
 use crate::handle::{Handle, Kind};
 use crate::plain::{Members, MembersMut, Plain};
 
+/// The C types of all kinds.
+pub const KINDS: &[&str] = &[
+    "cl_platform_id",
+    "cl_device_id",
+    "cl_context",
+    "cl_command_queue",
+    "cl_mem",
+    "cl_program",
+    "cl_kernel",
+    "cl_event",
+    "cl_sampler",
+];
+
 /// `cl_platform_id`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Platform {}

@@ -169,6 +169,12 @@ fn read_copied(queue: &Held, buffer: &Held, (offset, length): (u64, u64), into: 
     check(unsafe { release(between) }).and(copied)
 }
 
+/// Writes what is not zero, behind what is there.
+pub(super) fn append(file: &mut Writing<'_>, bytes: &[u8]) -> Result<Bytes, Refusal> {
+    let room = file.room(bytes.len() as u64);
+    put(file, room.at, bytes).map(|()| room)
+}
+
 /// Writes what is not zero.
 fn put(file: &mut Writing<'_>, at: u64, bytes: &[u8]) -> Result<(), Refusal> {
     for (index, part) in bytes.chunks(HOLE).enumerate() {

@@ -24,7 +24,14 @@ pub(super) struct Devices {
 }
 
 impl Devices {
+    /// None of a back end that has nothing of OpenCL.
     pub(super) fn of(backend: &Backend) -> Result<Self, Code> {
+        if backend.api.clGetPlatformIDs().is_err() {
+            return Ok(Self {
+                all: Vec::new(),
+                are_the_hosts: true,
+            });
+        }
         let platforms = list(|count, at, found| {
             let function = backend.api.clGetPlatformIDs()?;
             // SAFETY: 1. the place has room for as many as are said; 2. the other one is for a number.

@@ -86,6 +86,9 @@ pub(super) fn objects(client: &Client, saved: &Objects, devices: &Devices, image
             }
         }
     }
+    if let Some(cuda) = &saved.cuda {
+        crate::cuda::restore(client, cuda, &|bytes| image.bytes(*bytes).ok())?;
+    }
     finish(&cx, saved)
 }
 

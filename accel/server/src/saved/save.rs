@@ -10,7 +10,7 @@ use accel_proto::opencl::{AnyCall, SetKernelArgSVMPointer, SetKernelExecInfo};
 use accel_proto::{Call as ProtoCall, Effect, Limits, Object as Touched};
 
 use super::calls::Logged;
-use super::contents::Contents;
+use super::contents::{Contents, append};
 use super::devices::Devices;
 use super::state::{Call, Objects, Program, Step, Writing, due};
 use super::{Refusal, query};
@@ -131,6 +131,7 @@ pub(super) fn objects(client: &Client, devices: &Devices, file: &mut Writing<'_>
         maps,
         failures,
         due: client.completions.due().iter().map(due).collect(),
+        cuda: crate::cuda::save(client, &mut |bytes| append(file, bytes))?,
     })
 }
 

@@ -83,6 +83,8 @@ pub(super) struct Objects {
     pub(super) failures: Vec<(usize, u32, i32)>,
     /// Callbacks that are due: numbers of the client's, and states.
     pub(super) due: Vec<(u32, i32)>,
+    /// What it has of CUDA.
+    pub(super) cuda: Option<accel_cuda_reference::Saved<Bytes>>,
 }
 
 /// A call of the client's.

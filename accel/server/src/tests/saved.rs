@@ -86,3 +86,69 @@ fn what_was_made_with_something_that_is_gone_is_refused() {
     assert!(refused.contains("another one, which was released"), "{refused}");
     first.end();
 }
+
+#[test]
+fn what_a_client_has_of_cuda_is_there_again() {
+    use accel_proto::cuda::{CudaDeviceSynchronize, CudaFree, CudaMalloc, CudaMemcpyAsync};
+    use accel_proto::{Memory, SvmAddress};
+
+    const DATA: Span = Span {
+        offset: 1 << 19,
+        length: 5000,
+    };
+    let device = Memory::Svm(SvmAddress(0x7000_0000_0040));
+    let copy = |dst, src| CudaMemcpyAsync {
+        dst,
+        src,
+        count: DATA.length,
+        kind: 4,
+        stream: Handle::NULL,
+    };
+    let arena = |client: &Client| {
+        let window = client.window.as_ref().unwrap();
+        window.slice(DATA.offset, DATA.length).unwrap()
+    };
+    let tenant = Tenant::unlimited();
+    let new = || {
+        let (_, window) = Window::create(Geometry::new(1, 2, ARENA).unwrap()).unwrap();
+        Client::new(Arc::new(Backend::reference()), Arc::clone(&tenant), Some(window))
+    };
+    let first = new().saved(1, None);
+    let mut caller = Caller::new(&first);
+    let bytes: Vec<u8> = (0..5000_u32).map(|at| (at % 251) as u8).collect();
+    caller.send(&CudaMalloc {
+        dev_ptr: 0x7000_0000_0000,
+        size: 10_000,
+    });
+    arena(&first).write(0, &bytes).unwrap();
+    caller.send(&copy(device, Memory::Arena(DATA)));
+    assert_eq!(caller.status(&CudaDeviceSynchronize {}), 0);
+    let second = Kept::of(&first).unwrap().make(new()).unwrap();
+    drop(caller);
+    first.end();
+    drop(first);
+    assert_eq!(tenant.quota.used(), 10_000, "the second one's");
+    let mut caller = Caller::new(&second);
+    assert_eq!(caller.status(&copy(Memory::Arena(DATA), device)), 0);
+    let mut read = vec![0; bytes.len()];
+    arena(&second).read(0, &mut read).unwrap();
+    assert_eq!(read, bytes);
+    caller.send(&CudaFree {
+        dev_ptr: 0x7000_0000_0000,
+    });
+    assert_eq!(caller.status(&CudaDeviceSynchronize {}), 0);
+    assert_eq!(tenant.quota.used(), 0);
+    second.end();
+    // A back end that does not tell what there is refuses.
+    let third = client().saved(1, None);
+    Caller::new(&third).send(&CudaMalloc {
+        dev_ptr: 0x1000,
+        size: 1,
+    });
+    let refused = Kept::of(&third).map(drop);
+    assert!(
+        matches!(refused, Err(Refusal::CannotBeMadeAgain(what)) if what.contains("CUDA")),
+        "{refused:?}"
+    );
+    third.end();
+}

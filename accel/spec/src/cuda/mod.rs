@@ -45,6 +45,8 @@ pub struct Library {
     pub files: Vec<String>,
     /// Versions of its symbols, the one for programs that name none first; empty if it has none.
     pub versions: Vec<String>,
+    /// Names of files of versions that are not served, each of which is its symbols' version, too: programs find them, and are told.
+    pub refused: Vec<String>,
     /// What a function answers that nobody serves.
     pub not_served: (String, i64),
     /// Constants by their types.

@@ -31,6 +31,9 @@ pub(crate) struct LibraryNote {
     pub(crate) files: Vec<String>,
     #[serde(default)]
     pub(crate) versions: Vec<String>,
+    /// Files of older versions, whose programs are told that they are not served; each is its symbols' version, too.
+    #[serde(default)]
+    pub(crate) refused: Vec<String>,
     pub(crate) not_served: String,
 }
 

@@ -126,6 +126,7 @@ fn library(file: &str, note: &FileNote, types: &Types, api: &mut Api) -> Result<
         name,
         files: note.library.files.clone(),
         versions: note.library.versions.clone(),
+        refused: note.library.refused.clone(),
         not_served: (code.clone(), value),
         enums: (note.enums.iter())
             .map(|(name, values)| {

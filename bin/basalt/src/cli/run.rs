@@ -132,7 +132,8 @@ pub(crate) struct RunArgs {
     /// opencl[:memory=SIZE,share=1..1000,priority=low|high,window=SIZE,transport=spin|bell,poll=MICROSECONDS]: the most memory of the
     /// accelerator that its programs may have (1g), their part of its time beside other sandboxes (100), whether they have it before those of
     /// low priority (high), what they and the host share for data (256m), and how long both sides look for calls before they sleep (spin 50,
-    /// bell 10); or null to try without a driver. Programs find it as a driver of OpenCL's loader.
+    /// bell 10); reference[:...]: CUDA computed on the host's processor, to test programs that nvcc has made; or null to try without a
+    /// driver. Programs find OpenCL's driver by its loader, and CUDA's libraries by LD_LIBRARY_PATH.
     #[arg(long, value_name = "API")]
     pub(crate) accel: Option<Accelerator>,
 

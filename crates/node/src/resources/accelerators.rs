@@ -68,7 +68,7 @@ impl Accelerators {
 fn share(accelerator: Accelerator) -> Option<Share> {
     match accelerator.api {
         AcceleratorApi::Null => None,
-        AcceleratorApi::Opencl => Some(Share {
+        AcceleratorApi::Opencl | AcceleratorApi::Reference => Some(Share {
             weight: accelerator.share.unwrap_or(DEFAULT_WEIGHT),
             priority: match accelerator.priority {
                 Some(AcceleratorPriority::Low) => Priority::Low,

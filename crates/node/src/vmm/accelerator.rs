@@ -10,7 +10,8 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use agent_api::accelerator::{LABEL, OPENCL_DRIVER, OPENCL_DRIVER_MUSL};
+use agent_api::CudaLibraries;
+use agent_api::accelerator::{CUDA_DRIVER, CUDA_NAMES, LABEL, OPENCL_DRIVER, OPENCL_DRIVER_MUSL};
 use host::jail::{self, Identity, Isolation, Launch};
 use node_api::{Accelerator, AcceleratorApi};
 use rustix::fs::{Mode, OFlags};
@@ -52,17 +53,27 @@ impl Window {
 
 /// What its guest's agent is told.
 pub(crate) fn of_guest(stored: &Stored) -> Option<agent_api::Accelerator> {
-    stored
-        .sandbox
-        .config
-        .accelerator
-        .map(|accelerator| match accelerator.api {
-            AcceleratorApi::Opencl | AcceleratorApi::Null => agent_api::Accelerator {
-                label: LABEL.to_owned(),
-                opencl: Some(OPENCL_DRIVER.to_owned()),
-                opencl_musl: Some(OPENCL_DRIVER_MUSL.to_owned()),
-            },
-        })
+    stored.sandbox.config.accelerator.map(|accelerator| {
+        let (opencl, cuda) = apis(accelerator.api);
+        agent_api::Accelerator {
+            label: LABEL.to_owned(),
+            opencl: opencl.then(|| OPENCL_DRIVER.to_owned()),
+            opencl_musl: opencl.then(|| OPENCL_DRIVER_MUSL.to_owned()),
+            cuda: cuda.then(|| CudaLibraries {
+                file: CUDA_DRIVER.to_owned(),
+                names: CUDA_NAMES.iter().map(|name| (*name).to_owned()).collect(),
+            }),
+        }
+    })
+}
+
+/// Whether programs of a guest find OpenCL's driver, and CUDA's libraries.
+fn apis(api: AcceleratorApi) -> (bool, bool) {
+    match api {
+        AcceleratorApi::Opencl => (true, false),
+        AcceleratorApi::Reference => (false, true),
+        AcceleratorApi::Null => (true, true),
+    }
 }
 
 /// A server that serves nobody before it is told that it is known: if nobody does, it ends.
@@ -149,6 +160,9 @@ pub(crate) fn launch(
     let drivers = [&config.programs.opencl, &config.programs.opencl_musl];
     let [driver, musl] = drivers.map(|path| files::open("the accelerator's driver for guests", path, NO_ACCELERATOR));
     let (driver, musl) = (driver?, musl?);
+    let cuda = apis(accelerator.api).1.then_some(&config.programs.cuda);
+    let cuda = cuda.map(|path| files::open("CUDA's libraries for guests", path, NO_ACCELERATOR));
+    let cuda = cuda.transpose()?;
     let identity = launch::identity(config, stored);
     let vsock = vsock(identity, paths)?;
     let (own, theirs) = UnixStream::pair().map_err(Error::host("having a pair of sockets"))?;
@@ -166,6 +180,7 @@ pub(crate) fn launch(
         ("--save-fd", save.as_fd()),
         ("--control-fd", control.as_fd()),
     ];
+    inherited.extend(cuda.as_ref().map(|cuda| ("--cuda-driver-fd", cuda.as_fd())));
     inherited.extend(saved.as_ref().map(|saved| ("--restore-fd", saved.as_fd())));
     inherited.extend(arbiter.as_ref().map(|arbiter| ("--arbiter-fd", arbiter.as_fd())));
     let (options, descriptors): (Vec<_>, Vec<_>) = inherited.into_iter().unzip();

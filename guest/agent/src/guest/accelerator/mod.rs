@@ -14,14 +14,14 @@ mod tests;
 
 use std::fs::{self, File};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use agent_api::Accelerator;
 use agent_api::accelerator::ACCELERATOR_PORT;
+use agent_api::{Accelerator, CudaLibraries};
 use rustix::mount::{MountFlags, mount};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use wire::packet::PacketSocket;
@@ -29,11 +29,14 @@ use wire::packet::PacketSocket;
 use self::broker::Broker;
 use self::c_library::CLibrary;
 use super::vsock::VsockListener;
-use crate::{Error, Listener, STACK_SIZE, say};
+use crate::{Error, Listener, STACK_SIZE, libraries, say};
 
 /// Where the window's file system is, and the socket.
 const WINDOW: &str = "/run/basalt/accel";
 const SOCKET: &str = "/run/basalt/accel.sock";
+
+/// Where programs find CUDA's libraries: names, all of one file of the window.
+const CUDA: &str = "/run/basalt/cuda";
 
 /// Where loaders look for OpenCL's drivers (cl_khr_icd).
 const VENDORS: &str = "/etc/OpenCL/vendors";
@@ -58,9 +61,9 @@ pub(crate) fn set_up(accelerator: &Accelerator) -> Result<(), Error> {
         "mounting {} as the accelerator's window",
         device.display()
     )))?;
-    let library = match c_library::of(Path::new("/")) {
-        CLibrary::Glibc => &accelerator.opencl,
-        CLibrary::Musl => &accelerator.opencl_musl,
+    let (library, cuda) = match c_library::of(Path::new("/")) {
+        CLibrary::Glibc => (&accelerator.opencl, &accelerator.cuda),
+        CLibrary::Musl => (&accelerator.opencl_musl, &None),
     };
     if let Some(library) = library {
         let vendors = Path::new(VENDORS);
@@ -69,7 +72,27 @@ pub(crate) fn set_up(accelerator: &Accelerator) -> Result<(), Error> {
         fs::write(&file, format!("{WINDOW}/{library}\n"))
             .map_err(Error::system(format!("writing {}", file.display())))?;
     }
+    if let Some(cuda) = cuda {
+        link(cuda, Path::new(WINDOW), Path::new(CUDA))?;
+        libraries::are_in(CUDA);
+    }
     serve()
+}
+
+/// All names of CUDA's libraries, in a directory of their own.
+fn link(cuda: &CudaLibraries, window: &Path, directory: &Path) -> Result<(), Error> {
+    let fail = |path: &Path| Error::system(format!("making {}", path.display()));
+    fs::create_dir_all(directory).map_err(fail(directory))?;
+    let library = window.join(&cuda.file);
+    for name in &cuda.names {
+        let path = directory.join(name);
+        match symlink(&library, &path) {
+            // An earlier machine of the same disk has left it.
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => (),
+            made => made.map_err(fail(&path))?,
+        }
+    }
+    Ok(())
 }
 
 /// Lets programs and the host's server meet, from now on.

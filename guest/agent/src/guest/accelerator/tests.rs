@@ -386,3 +386,26 @@ fn what_a_server_said_before_the_next_one_came_ends_nobody() {
     next.go_on(number, 0);
     assert_eq!(answer(&program).unwrap().0, "+");
 }
+
+#[test]
+fn all_names_of_cudas_libraries_are_one_file_and_can_be_there_already() {
+    let directory = tempfile::tempdir().unwrap();
+    let cuda = agent_api::CudaLibraries {
+        file: "libbasalt_cuda.so".to_owned(),
+        names: vec!["libcudart.so.13".to_owned(), "libcublas.so.13".to_owned()],
+    };
+    let links = directory.path().join("deep/cuda");
+    for _ in 0..2 {
+        super::link(&cuda, Path::new("/window"), &links).unwrap();
+        for name in &cuda.names {
+            let target = std::fs::read_link(links.join(name)).unwrap();
+            assert_eq!(target, Path::new("/window/libbasalt_cuda.so"));
+        }
+    }
+    let occupied = directory.path().join("file");
+    File::create(&occupied).unwrap();
+    let error = super::link(&cuda, Path::new("/window"), &occupied)
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("file"), "{error}");
+}
