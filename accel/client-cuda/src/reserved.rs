@@ -133,6 +133,11 @@ mod tests {
         let beside = begin + 8 * PIECE;
         assert!(map(beside, PAGE));
         assert!(reserve(beside + PAGE, PAGE) && !reserve(beside, 2 * PAGE));
+        // What is free on one side of a reserved page is given back where the other side is not.
+        let around = begin + 16 * PIECE;
+        assert!(map(around + 2 * PAGE, PAGE) && reserve(around + PAGE, PAGE));
+        assert!(!reserve(around, 3 * PAGE));
+        assert!(map(around, PAGE));
         assert_eq!(lock(&RESERVED).get(&(beside + PAGE)), Some(&(beside + 2 * PAGE)));
     }
 }

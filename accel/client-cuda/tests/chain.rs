@@ -110,6 +110,11 @@ fn what_a_program_asks_for_is_what_the_libraries_are_asked_for() {
     for name in MORE {
         assert!(counted(name) >= asked.get(name).copied().unwrap_or_default(), "{name}");
     }
+    let waited = counted("cudaEventSynchronize") - asked["cudaEventSynchronize"];
+    assert!(
+        waited > 5,
+        "copies out of the arena are waited for before anything is answered: {waited}"
+    );
     let events = counted("cudaEventCreate") + counted("cudaEventCreateWithFlags");
     assert_eq!(
         counted("cudaEventDestroy"),
@@ -154,6 +159,38 @@ fn what_a_program_asks_for_is_what_the_libraries_are_asked_for() {
     chain.linked.run("left");
     assert_eq!(ended(&chain.first, 0).memory.used, 0);
     assert_eq!(ended(&chain.device, 1).memory.used, 0);
+    nothing_is_left(&here(&chain));
+}
+
+/// What was made by the server, for all programs together, has ended.
+fn nothing_is_left(counts: &Counts) {
+    let count = |name: &&str| counts.get(*name).copied().unwrap_or_default();
+    for (makes, ends) in [
+        (&["cublasCreate_v2"][..], "cublasDestroy_v2"),
+        (&["cudnnCreate"], "cudnnDestroy"),
+        (&["curandCreateGenerator"], "curandDestroyGenerator"),
+        (&["cudaEventCreate", "cudaEventCreateWithFlags"], "cudaEventDestroy"),
+        (
+            &[
+                "cudaStreamCreate",
+                "cudaStreamCreateWithFlags",
+                "cudaStreamCreateWithPriority",
+            ],
+            "cudaStreamDestroy",
+        ),
+        (&["cudaLibraryLoadData"], "cudaLibraryUnload"),
+        (&["cudnnCreateTensorDescriptor"], "cudnnDestroyTensorDescriptor"),
+        (
+            &["cudnnCreateConvolutionDescriptor"],
+            "cudnnDestroyConvolutionDescriptor",
+        ),
+        (&["cublasLtMatmulDescCreate"], "cublasLtMatmulDescDestroy"),
+        (&["cublasLtMatmulPreferenceCreate"], "cublasLtMatmulPreferenceDestroy"),
+    ] {
+        let made: u64 = makes.iter().map(count).sum();
+        assert!(made > 0, "{makes:?}");
+        assert_eq!(made, count(&ends), "{ends}");
+    }
 }
 
 /// Functions that cross as they are: neither those that the client answers, nor those that it asks for once, nor those that are something

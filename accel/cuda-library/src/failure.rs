@@ -12,7 +12,6 @@ pub(crate) enum Group {
     /// `cudnnStatus_t`.
     Cudnn,
     /// `curandStatus_t`.
-    #[allow(dead_code, reason = "for calls of cuRAND, which the specification need not have")]
     Curand,
 }
 

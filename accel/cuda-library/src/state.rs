@@ -10,6 +10,7 @@
 #![allow(unsafe_code, reason = "objects end by functions of C")]
 
 use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant};
 
 use accel_cuda_null::Quota;
 use accel_proto::cuda::{AnyCall, AnyReply, CudaStreamT};
@@ -134,9 +135,13 @@ impl State {
             answer: &mut unless_failed,
             is_answered: false,
         };
+        let begin = log::log_enabled!(log::Level::Trace).then(Instant::now);
         let (group, result) = generated::carry_out(&mut cx, call);
         let is_answered = cx.is_answered;
         let code = result.err().map(|failure| failure.code(group));
+        if let Some(begin) = begin {
+            trace(call, waits, begin.elapsed(), code);
+        }
         if !waits {
             if let Some(code) = code {
                 self.fail(group, code);
@@ -204,6 +209,27 @@ impl State {
         // A library may keep what nobody waits for until the next call; there may be none for long.
         libraries.synchronize();
     }
+}
+
+/// A line of a trace, which accel/clients/gpu/run.py reads: number, bytes that it is about, whether somebody waits, nanoseconds, code.
+fn trace(call: &AnyCall<'_>, waits: bool, took: Duration, code: Option<i32>) {
+    let size = match call {
+        AnyCall::BasaltMalloc(call) => call.size,
+        AnyCall::BasaltModuleData(call) => call.count,
+        AnyCall::CudaLaunchKernel(call) => call.args.len() as u64,
+        AnyCall::CudaMemcpyAsync(call) => call.count,
+        AnyCall::CudaMemcpy2DAsync(call) => call.width.saturating_mul(call.height),
+        AnyCall::CudaMemset(call) => call.count,
+        AnyCall::CudaMemsetAsync(call) => call.count,
+        _ => 0,
+    };
+    let waits = if waits { "waits" } else { "goes-on" };
+    log::trace!(
+        "call {:#06x} {size} {waits} {} {}",
+        call.op(),
+        took.as_nanos(),
+        code.unwrap_or_default()
+    );
 }
 
 /// An object that a client has left ends.

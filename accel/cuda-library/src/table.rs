@@ -74,6 +74,22 @@ macro_rules! functions {
     };
 }
 
+/// One line for each call: its name, the library whose codes it answers with, and the function that carries it out.
+macro_rules! calls {
+    ($($name:ident => $group:ident $function:path;)*) => {
+        /// Carries a call out; with the library whose codes it answers with.
+        pub(crate) fn carry_out(
+            cx: &mut crate::state::Context<'_>,
+            call: &accel_proto::cuda::AnyCall<'_>,
+        ) -> (crate::failure::Group, Result<(), crate::failure::Failure>) {
+            match call {
+                $(accel_proto::cuda::AnyCall::$name(call) => (crate::failure::Group::$group, $function(cx, call)),)*
+            }
+        }
+    };
+}
+
+pub(crate) use calls;
 pub(crate) use functions;
 
 /// A name as C has it; its zero is there.

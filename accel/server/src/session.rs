@@ -143,8 +143,7 @@ impl Client {
         self.abandoned.load(Ordering::SeqCst)
     }
 
-    /// Waits until no work is left, and releases everything: events, kernels and what they need last. No thread carries out calls of this
-    /// client any more.
+    /// Waits until no work is left, and releases everything: events, kernels and what they need last. No thread works for it any more.
     pub(crate) fn end(&self) {
         self.completions.end();
         self.abandon();

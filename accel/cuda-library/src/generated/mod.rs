@@ -11,11 +11,8 @@ pub(crate) mod descriptors;
 
 use std::sync::OnceLock;
 
-use accel_proto::cuda::AnyCall;
-
-use crate::failure::{Failure, Group};
-use crate::state::Context;
-use crate::table::{P, functions};
+use crate::failure::Failure;
+use crate::table::{P, calls, functions};
 
 functions! {
     /// Functions of cublas.
@@ -220,167 +217,118 @@ impl crate::Libraries {
 pub(crate) const RUNTIME: &[&str] = &["libcudart.so.13", "libcudart.so.12"];
 /// Names of the file of `cuda`.
 pub(crate) const DRIVER: &[&str] = &["libcuda.so.1"];
-/// Carries a call out; with the library whose codes it answers with.
-pub(crate) fn carry_out(cx: &mut Context<'_>, call: &AnyCall<'_>) -> (Group, Result<(), Failure>) {
-    match call {
-        AnyCall::CublasCreateV2(call) => (Group::Cublas, cublas::cublasCreate_v2(cx, call)),
-        AnyCall::CublasDasumV2(call) => (Group::Cublas, cublas::cublasDasum_v2(cx, call)),
-        AnyCall::CublasDaxpyV2(call) => (Group::Cublas, cublas::cublasDaxpy_v2(cx, call)),
-        AnyCall::CublasDcopyV2(call) => (Group::Cublas, cublas::cublasDcopy_v2(cx, call)),
-        AnyCall::CublasDdotV2(call) => (Group::Cublas, cublas::cublasDdot_v2(cx, call)),
-        AnyCall::CublasDestroyV2(call) => (Group::Cublas, cublas::cublasDestroy_v2(cx, call)),
-        AnyCall::CublasDgemmStridedBatched(call) => (Group::Cublas, cublas::cublasDgemmStridedBatched(cx, call)),
-        AnyCall::CublasDgemmV2(call) => (Group::Cublas, cublas::cublasDgemm_v2(cx, call)),
-        AnyCall::CublasDgemvV2(call) => (Group::Cublas, cublas::cublasDgemv_v2(cx, call)),
-        AnyCall::CublasDgerV2(call) => (Group::Cublas, cublas::cublasDger_v2(cx, call)),
-        AnyCall::CublasDnrm2V2(call) => (Group::Cublas, cublas::cublasDnrm2_v2(cx, call)),
-        AnyCall::CublasDscalV2(call) => (Group::Cublas, cublas::cublasDscal_v2(cx, call)),
-        AnyCall::CublasGemmEx(call) => (Group::Cublas, cublas::cublasGemmEx(cx, call)),
-        AnyCall::CublasGemmStridedBatchedEx(call) => (Group::Cublas, cublas::cublasGemmStridedBatchedEx(cx, call)),
-        AnyCall::CublasIdamaxV2(call) => (Group::Cublas, cublas::cublasIdamax_v2(cx, call)),
-        AnyCall::CublasIsamaxV2(call) => (Group::Cublas, cublas::cublasIsamax_v2(cx, call)),
-        AnyCall::CublasSasumV2(call) => (Group::Cublas, cublas::cublasSasum_v2(cx, call)),
-        AnyCall::CublasSaxpyV2(call) => (Group::Cublas, cublas::cublasSaxpy_v2(cx, call)),
-        AnyCall::CublasScopyV2(call) => (Group::Cublas, cublas::cublasScopy_v2(cx, call)),
-        AnyCall::CublasSdotV2(call) => (Group::Cublas, cublas::cublasSdot_v2(cx, call)),
-        AnyCall::CublasSetMathMode(call) => (Group::Cublas, cublas::cublasSetMathMode(cx, call)),
-        AnyCall::CublasSetStreamV2(call) => (Group::Cublas, cublas::cublasSetStream_v2(cx, call)),
-        AnyCall::CublasSetWorkspaceV2(call) => (Group::Cublas, cublas::cublasSetWorkspace_v2(cx, call)),
-        AnyCall::CublasSgemmStridedBatched(call) => (Group::Cublas, cublas::cublasSgemmStridedBatched(cx, call)),
-        AnyCall::CublasSgemmV2(call) => (Group::Cublas, cublas::cublasSgemm_v2(cx, call)),
-        AnyCall::CublasSgemvV2(call) => (Group::Cublas, cublas::cublasSgemv_v2(cx, call)),
-        AnyCall::CublasSgerV2(call) => (Group::Cublas, cublas::cublasSger_v2(cx, call)),
-        AnyCall::CublasSnrm2V2(call) => (Group::Cublas, cublas::cublasSnrm2_v2(cx, call)),
-        AnyCall::CublasSscalV2(call) => (Group::Cublas, cublas::cublasSscal_v2(cx, call)),
-        AnyCall::CublasLtMatmul(call) => (Group::Cublas, cublas_lt::cublasLtMatmul(cx, call)),
-        AnyCall::CublasLtMatmulAlgoGetHeuristic(call) => {
-            (Group::Cublas, cublas_lt::cublasLtMatmulAlgoGetHeuristic(cx, call))
-        }
-        AnyCall::CudaLaunchKernel(call) => (Group::Cudart, crate::hand::cudaLaunchKernel(cx, call)),
-        AnyCall::CudaDeviceSynchronize(call) => (Group::Cudart, cudart::cudaDeviceSynchronize(cx, call)),
-        AnyCall::CudaEventCreate(call) => (Group::Cudart, cudart::cudaEventCreate(cx, call)),
-        AnyCall::CudaEventCreateWithFlags(call) => (Group::Cudart, cudart::cudaEventCreateWithFlags(cx, call)),
-        AnyCall::CudaEventDestroy(call) => (Group::Cudart, cudart::cudaEventDestroy(cx, call)),
-        AnyCall::CudaEventElapsedTime(call) => (Group::Cudart, cudart::cudaEventElapsedTime(cx, call)),
-        AnyCall::CudaEventQuery(call) => (Group::Cudart, cudart::cudaEventQuery(cx, call)),
-        AnyCall::CudaEventRecord(call) => (Group::Cudart, cudart::cudaEventRecord(cx, call)),
-        AnyCall::CudaEventRecordWithFlags(call) => (Group::Cudart, cudart::cudaEventRecordWithFlags(cx, call)),
-        AnyCall::CudaEventSynchronize(call) => (Group::Cudart, cudart::cudaEventSynchronize(cx, call)),
-        AnyCall::CudaFree(call) => (Group::Cudart, crate::hand::cudaFree(cx, call)),
-        AnyCall::CudaFuncGetAttributes(call) => (Group::Cudart, cudart::cudaFuncGetAttributes(cx, call)),
-        AnyCall::CudaFuncSetAttribute(call) => (Group::Cudart, cudart::cudaFuncSetAttribute(cx, call)),
-        AnyCall::CudaMalloc(call) => (Group::Cudart, crate::hand::cudaMalloc(cx, call)),
-        AnyCall::CudaMemGetInfo(call) => (Group::Cudart, crate::hand::cudaMemGetInfo(cx, call)),
-        AnyCall::CudaMemcpy2DAsync(call) => (Group::Cudart, crate::hand::cudaMemcpy2DAsync(cx, call)),
-        AnyCall::CudaMemcpyAsync(call) => (Group::Cudart, crate::hand::cudaMemcpyAsync(cx, call)),
-        AnyCall::CudaMemset(call) => (Group::Cudart, crate::hand::cudaMemset(cx, call)),
-        AnyCall::CudaMemset2DAsync(call) => (Group::Cudart, crate::hand::cudaMemset2DAsync(cx, call)),
-        AnyCall::CudaMemsetAsync(call) => (Group::Cudart, crate::hand::cudaMemsetAsync(cx, call)),
-        AnyCall::CudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(call) => (
-            Group::Cudart,
-            cudart::cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(cx, call),
-        ),
-        AnyCall::CudaStreamCreate(call) => (Group::Cudart, cudart::cudaStreamCreate(cx, call)),
-        AnyCall::CudaStreamCreateWithFlags(call) => (Group::Cudart, cudart::cudaStreamCreateWithFlags(cx, call)),
-        AnyCall::CudaStreamCreateWithPriority(call) => (Group::Cudart, cudart::cudaStreamCreateWithPriority(cx, call)),
-        AnyCall::CudaStreamDestroy(call) => (Group::Cudart, cudart::cudaStreamDestroy(cx, call)),
-        AnyCall::CudaStreamGetPriority(call) => (Group::Cudart, cudart::cudaStreamGetPriority(cx, call)),
-        AnyCall::CudaStreamQuery(call) => (Group::Cudart, cudart::cudaStreamQuery(cx, call)),
-        AnyCall::CudaStreamSynchronize(call) => (Group::Cudart, cudart::cudaStreamSynchronize(cx, call)),
-        AnyCall::CudaStreamWaitEvent(call) => (Group::Cudart, cudart::cudaStreamWaitEvent(cx, call)),
-        AnyCall::BasaltDeviceInfo(call) => (Group::Cudart, crate::hand::basaltDeviceInfo(cx, call)),
-        AnyCall::BasaltMalloc(call) => (Group::Cudart, crate::hand::basaltMalloc(cx, call)),
-        AnyCall::BasaltModuleData(call) => (Group::Cudart, crate::hand::basaltModuleData(cx, call)),
-        AnyCall::BasaltModuleGetFunction(call) => (Group::Cudart, crate::hand::basaltModuleGetFunction(cx, call)),
-        AnyCall::BasaltModuleGetVariable(call) => (Group::Cudart, crate::hand::basaltModuleGetVariable(cx, call)),
-        AnyCall::BasaltModuleLoad(call) => (Group::Cudart, crate::hand::basaltModuleLoad(cx, call)),
-        AnyCall::BasaltModuleUnload(call) => (Group::Cudart, crate::hand::basaltModuleUnload(cx, call)),
-        AnyCall::BasaltModuleVariable(call) => (Group::Cudart, crate::hand::basaltModuleVariable(cx, call)),
-        AnyCall::CudnnActivationBackward(call) => (Group::Cudnn, cudnn::cudnnActivationBackward(cx, call)),
-        AnyCall::CudnnActivationForward(call) => (Group::Cudnn, cudnn::cudnnActivationForward(cx, call)),
-        AnyCall::CudnnAddTensor(call) => (Group::Cudnn, cudnn::cudnnAddTensor(cx, call)),
-        AnyCall::CudnnBatchNormalizationBackward(call) => {
-            (Group::Cudnn, cudnn::cudnnBatchNormalizationBackward(cx, call))
-        }
-        AnyCall::CudnnBatchNormalizationBackwardEx(call) => {
-            (Group::Cudnn, cudnn::cudnnBatchNormalizationBackwardEx(cx, call))
-        }
-        AnyCall::CudnnBatchNormalizationForwardInference(call) => {
-            (Group::Cudnn, cudnn::cudnnBatchNormalizationForwardInference(cx, call))
-        }
-        AnyCall::CudnnBatchNormalizationForwardTraining(call) => {
-            (Group::Cudnn, cudnn::cudnnBatchNormalizationForwardTraining(cx, call))
-        }
-        AnyCall::CudnnBatchNormalizationForwardTrainingEx(call) => {
-            (Group::Cudnn, cudnn::cudnnBatchNormalizationForwardTrainingEx(cx, call))
-        }
-        AnyCall::CudnnConvolutionBackwardBias(call) => (Group::Cudnn, cudnn::cudnnConvolutionBackwardBias(cx, call)),
-        AnyCall::CudnnConvolutionBackwardData(call) => (Group::Cudnn, cudnn::cudnnConvolutionBackwardData(cx, call)),
-        AnyCall::CudnnConvolutionBackwardFilter(call) => {
-            (Group::Cudnn, cudnn::cudnnConvolutionBackwardFilter(cx, call))
-        }
-        AnyCall::CudnnConvolutionForward(call) => (Group::Cudnn, cudnn::cudnnConvolutionForward(cx, call)),
-        AnyCall::CudnnCreate(call) => (Group::Cudnn, cudnn::cudnnCreate(cx, call)),
-        AnyCall::CudnnDestroy(call) => (Group::Cudnn, cudnn::cudnnDestroy(cx, call)),
-        AnyCall::CudnnGetBatchNormalizationBackwardExWorkspaceSize(call) => (
-            Group::Cudnn,
-            cudnn::cudnnGetBatchNormalizationBackwardExWorkspaceSize(cx, call),
-        ),
-        AnyCall::CudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(call) => (
-            Group::Cudnn,
-            cudnn::cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(cx, call),
-        ),
-        AnyCall::CudnnGetBatchNormalizationTrainingExReserveSpaceSize(call) => (
-            Group::Cudnn,
-            cudnn::cudnnGetBatchNormalizationTrainingExReserveSpaceSize(cx, call),
-        ),
-        AnyCall::CudnnGetConvolutionBackwardDataAlgorithmV7(call) => (
-            Group::Cudnn,
-            cudnn::cudnnGetConvolutionBackwardDataAlgorithm_v7(cx, call),
-        ),
-        AnyCall::CudnnGetConvolutionBackwardDataWorkspaceSize(call) => (
-            Group::Cudnn,
-            cudnn::cudnnGetConvolutionBackwardDataWorkspaceSize(cx, call),
-        ),
-        AnyCall::CudnnGetConvolutionBackwardFilterAlgorithmV7(call) => (
-            Group::Cudnn,
-            cudnn::cudnnGetConvolutionBackwardFilterAlgorithm_v7(cx, call),
-        ),
-        AnyCall::CudnnGetConvolutionBackwardFilterWorkspaceSize(call) => (
-            Group::Cudnn,
-            cudnn::cudnnGetConvolutionBackwardFilterWorkspaceSize(cx, call),
-        ),
-        AnyCall::CudnnGetConvolutionForwardAlgorithmV7(call) => {
-            (Group::Cudnn, cudnn::cudnnGetConvolutionForwardAlgorithm_v7(cx, call))
-        }
-        AnyCall::CudnnGetConvolutionForwardWorkspaceSize(call) => {
-            (Group::Cudnn, cudnn::cudnnGetConvolutionForwardWorkspaceSize(cx, call))
-        }
-        AnyCall::CudnnPoolingBackward(call) => (Group::Cudnn, cudnn::cudnnPoolingBackward(cx, call)),
-        AnyCall::CudnnPoolingForward(call) => (Group::Cudnn, cudnn::cudnnPoolingForward(cx, call)),
-        AnyCall::CudnnSetStream(call) => (Group::Cudnn, cudnn::cudnnSetStream(cx, call)),
-        AnyCall::CudnnSoftmaxBackward(call) => (Group::Cudnn, cudnn::cudnnSoftmaxBackward(cx, call)),
-        AnyCall::CudnnSoftmaxForward(call) => (Group::Cudnn, cudnn::cudnnSoftmaxForward(cx, call)),
-        AnyCall::CurandCreateGenerator(call) => (Group::Curand, curand::curandCreateGenerator(cx, call)),
-        AnyCall::CurandDestroyGenerator(call) => (Group::Curand, curand::curandDestroyGenerator(cx, call)),
-        AnyCall::CurandGenerate(call) => (Group::Curand, curand::curandGenerate(cx, call)),
-        AnyCall::CurandGenerateLogNormal(call) => (Group::Curand, curand::curandGenerateLogNormal(cx, call)),
-        AnyCall::CurandGenerateLogNormalDouble(call) => {
-            (Group::Curand, curand::curandGenerateLogNormalDouble(cx, call))
-        }
-        AnyCall::CurandGenerateNormal(call) => (Group::Curand, curand::curandGenerateNormal(cx, call)),
-        AnyCall::CurandGenerateNormalDouble(call) => (Group::Curand, curand::curandGenerateNormalDouble(cx, call)),
-        AnyCall::CurandGeneratePoisson(call) => (Group::Curand, curand::curandGeneratePoisson(cx, call)),
-        AnyCall::CurandGenerateSeeds(call) => (Group::Curand, curand::curandGenerateSeeds(cx, call)),
-        AnyCall::CurandGenerateUniform(call) => (Group::Curand, curand::curandGenerateUniform(cx, call)),
-        AnyCall::CurandGenerateUniformDouble(call) => (Group::Curand, curand::curandGenerateUniformDouble(cx, call)),
-        AnyCall::CurandSetGeneratorOffset(call) => (Group::Curand, curand::curandSetGeneratorOffset(cx, call)),
-        AnyCall::CurandSetGeneratorOrdering(call) => (Group::Curand, curand::curandSetGeneratorOrdering(cx, call)),
-        AnyCall::CurandSetPseudoRandomGeneratorSeed(call) => {
-            (Group::Curand, curand::curandSetPseudoRandomGeneratorSeed(cx, call))
-        }
-        AnyCall::CurandSetStream(call) => (Group::Curand, curand::curandSetStream(cx, call)),
-    }
+calls! {
+    CublasCreateV2 => Cublas cublas::cublasCreate_v2;
+    CublasDasumV2 => Cublas cublas::cublasDasum_v2;
+    CublasDaxpyV2 => Cublas cublas::cublasDaxpy_v2;
+    CublasDcopyV2 => Cublas cublas::cublasDcopy_v2;
+    CublasDdotV2 => Cublas cublas::cublasDdot_v2;
+    CublasDestroyV2 => Cublas cublas::cublasDestroy_v2;
+    CublasDgemmStridedBatched => Cublas cublas::cublasDgemmStridedBatched;
+    CublasDgemmV2 => Cublas cublas::cublasDgemm_v2;
+    CublasDgemvV2 => Cublas cublas::cublasDgemv_v2;
+    CublasDgerV2 => Cublas cublas::cublasDger_v2;
+    CublasDnrm2V2 => Cublas cublas::cublasDnrm2_v2;
+    CublasDscalV2 => Cublas cublas::cublasDscal_v2;
+    CublasGemmEx => Cublas cublas::cublasGemmEx;
+    CublasGemmStridedBatchedEx => Cublas cublas::cublasGemmStridedBatchedEx;
+    CublasIdamaxV2 => Cublas cublas::cublasIdamax_v2;
+    CublasIsamaxV2 => Cublas cublas::cublasIsamax_v2;
+    CublasSasumV2 => Cublas cublas::cublasSasum_v2;
+    CublasSaxpyV2 => Cublas cublas::cublasSaxpy_v2;
+    CublasScopyV2 => Cublas cublas::cublasScopy_v2;
+    CublasSdotV2 => Cublas cublas::cublasSdot_v2;
+    CublasSetMathMode => Cublas cublas::cublasSetMathMode;
+    CublasSetStreamV2 => Cublas cublas::cublasSetStream_v2;
+    CublasSetWorkspaceV2 => Cublas cublas::cublasSetWorkspace_v2;
+    CublasSgemmStridedBatched => Cublas cublas::cublasSgemmStridedBatched;
+    CublasSgemmV2 => Cublas cublas::cublasSgemm_v2;
+    CublasSgemvV2 => Cublas cublas::cublasSgemv_v2;
+    CublasSgerV2 => Cublas cublas::cublasSger_v2;
+    CublasSnrm2V2 => Cublas cublas::cublasSnrm2_v2;
+    CublasSscalV2 => Cublas cublas::cublasSscal_v2;
+    CublasLtMatmul => Cublas cublas_lt::cublasLtMatmul;
+    CublasLtMatmulAlgoGetHeuristic => Cublas cublas_lt::cublasLtMatmulAlgoGetHeuristic;
+    CudaLaunchKernel => Cudart crate::hand::cudaLaunchKernel;
+    CudaDeviceSynchronize => Cudart cudart::cudaDeviceSynchronize;
+    CudaEventCreate => Cudart cudart::cudaEventCreate;
+    CudaEventCreateWithFlags => Cudart cudart::cudaEventCreateWithFlags;
+    CudaEventDestroy => Cudart cudart::cudaEventDestroy;
+    CudaEventElapsedTime => Cudart cudart::cudaEventElapsedTime;
+    CudaEventQuery => Cudart cudart::cudaEventQuery;
+    CudaEventRecord => Cudart cudart::cudaEventRecord;
+    CudaEventRecordWithFlags => Cudart cudart::cudaEventRecordWithFlags;
+    CudaEventSynchronize => Cudart cudart::cudaEventSynchronize;
+    CudaFree => Cudart crate::hand::cudaFree;
+    CudaFuncGetAttributes => Cudart cudart::cudaFuncGetAttributes;
+    CudaFuncSetAttribute => Cudart cudart::cudaFuncSetAttribute;
+    CudaMalloc => Cudart crate::hand::cudaMalloc;
+    CudaMemGetInfo => Cudart crate::hand::cudaMemGetInfo;
+    CudaMemcpy2DAsync => Cudart crate::hand::cudaMemcpy2DAsync;
+    CudaMemcpyAsync => Cudart crate::hand::cudaMemcpyAsync;
+    CudaMemset => Cudart crate::hand::cudaMemset;
+    CudaMemset2DAsync => Cudart crate::hand::cudaMemset2DAsync;
+    CudaMemsetAsync => Cudart crate::hand::cudaMemsetAsync;
+    CudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags => Cudart cudart::cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags;
+    CudaStreamCreate => Cudart cudart::cudaStreamCreate;
+    CudaStreamCreateWithFlags => Cudart cudart::cudaStreamCreateWithFlags;
+    CudaStreamCreateWithPriority => Cudart cudart::cudaStreamCreateWithPriority;
+    CudaStreamDestroy => Cudart cudart::cudaStreamDestroy;
+    CudaStreamGetPriority => Cudart cudart::cudaStreamGetPriority;
+    CudaStreamQuery => Cudart cudart::cudaStreamQuery;
+    CudaStreamSynchronize => Cudart cudart::cudaStreamSynchronize;
+    CudaStreamWaitEvent => Cudart cudart::cudaStreamWaitEvent;
+    BasaltDeviceInfo => Cudart crate::hand::basaltDeviceInfo;
+    BasaltMalloc => Cudart crate::hand::basaltMalloc;
+    BasaltModuleData => Cudart crate::hand::basaltModuleData;
+    BasaltModuleGetFunction => Cudart crate::hand::basaltModuleGetFunction;
+    BasaltModuleGetVariable => Cudart crate::hand::basaltModuleGetVariable;
+    BasaltModuleLoad => Cudart crate::hand::basaltModuleLoad;
+    BasaltModuleUnload => Cudart crate::hand::basaltModuleUnload;
+    BasaltModuleVariable => Cudart crate::hand::basaltModuleVariable;
+    CudnnActivationBackward => Cudnn cudnn::cudnnActivationBackward;
+    CudnnActivationForward => Cudnn cudnn::cudnnActivationForward;
+    CudnnAddTensor => Cudnn cudnn::cudnnAddTensor;
+    CudnnBatchNormalizationBackward => Cudnn cudnn::cudnnBatchNormalizationBackward;
+    CudnnBatchNormalizationBackwardEx => Cudnn cudnn::cudnnBatchNormalizationBackwardEx;
+    CudnnBatchNormalizationForwardInference => Cudnn cudnn::cudnnBatchNormalizationForwardInference;
+    CudnnBatchNormalizationForwardTraining => Cudnn cudnn::cudnnBatchNormalizationForwardTraining;
+    CudnnBatchNormalizationForwardTrainingEx => Cudnn cudnn::cudnnBatchNormalizationForwardTrainingEx;
+    CudnnConvolutionBackwardBias => Cudnn cudnn::cudnnConvolutionBackwardBias;
+    CudnnConvolutionBackwardData => Cudnn cudnn::cudnnConvolutionBackwardData;
+    CudnnConvolutionBackwardFilter => Cudnn cudnn::cudnnConvolutionBackwardFilter;
+    CudnnConvolutionForward => Cudnn cudnn::cudnnConvolutionForward;
+    CudnnCreate => Cudnn cudnn::cudnnCreate;
+    CudnnDestroy => Cudnn cudnn::cudnnDestroy;
+    CudnnGetBatchNormalizationBackwardExWorkspaceSize => Cudnn cudnn::cudnnGetBatchNormalizationBackwardExWorkspaceSize;
+    CudnnGetBatchNormalizationForwardTrainingExWorkspaceSize => Cudnn cudnn::cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize;
+    CudnnGetBatchNormalizationTrainingExReserveSpaceSize => Cudnn cudnn::cudnnGetBatchNormalizationTrainingExReserveSpaceSize;
+    CudnnGetConvolutionBackwardDataAlgorithmV7 => Cudnn cudnn::cudnnGetConvolutionBackwardDataAlgorithm_v7;
+    CudnnGetConvolutionBackwardDataWorkspaceSize => Cudnn cudnn::cudnnGetConvolutionBackwardDataWorkspaceSize;
+    CudnnGetConvolutionBackwardFilterAlgorithmV7 => Cudnn cudnn::cudnnGetConvolutionBackwardFilterAlgorithm_v7;
+    CudnnGetConvolutionBackwardFilterWorkspaceSize => Cudnn cudnn::cudnnGetConvolutionBackwardFilterWorkspaceSize;
+    CudnnGetConvolutionForwardAlgorithmV7 => Cudnn cudnn::cudnnGetConvolutionForwardAlgorithm_v7;
+    CudnnGetConvolutionForwardWorkspaceSize => Cudnn cudnn::cudnnGetConvolutionForwardWorkspaceSize;
+    CudnnPoolingBackward => Cudnn cudnn::cudnnPoolingBackward;
+    CudnnPoolingForward => Cudnn cudnn::cudnnPoolingForward;
+    CudnnSetStream => Cudnn cudnn::cudnnSetStream;
+    CudnnSoftmaxBackward => Cudnn cudnn::cudnnSoftmaxBackward;
+    CudnnSoftmaxForward => Cudnn cudnn::cudnnSoftmaxForward;
+    CurandCreateGenerator => Curand curand::curandCreateGenerator;
+    CurandDestroyGenerator => Curand curand::curandDestroyGenerator;
+    CurandGenerate => Curand curand::curandGenerate;
+    CurandGenerateLogNormal => Curand curand::curandGenerateLogNormal;
+    CurandGenerateLogNormalDouble => Curand curand::curandGenerateLogNormalDouble;
+    CurandGenerateNormal => Curand curand::curandGenerateNormal;
+    CurandGenerateNormalDouble => Curand curand::curandGenerateNormalDouble;
+    CurandGeneratePoisson => Curand curand::curandGeneratePoisson;
+    CurandGenerateSeeds => Curand curand::curandGenerateSeeds;
+    CurandGenerateUniform => Curand curand::curandGenerateUniform;
+    CurandGenerateUniformDouble => Curand curand::curandGenerateUniformDouble;
+    CurandSetGeneratorOffset => Curand curand::curandSetGeneratorOffset;
+    CurandSetGeneratorOrdering => Curand curand::curandSetGeneratorOrdering;
+    CurandSetPseudoRandomGeneratorSeed => Curand curand::curandSetPseudoRandomGeneratorSeed;
+    CurandSetStream => Curand curand::curandSetStream;
 }
 
 /// The function by which an object of this type in C ends, if one of a library's does.

@@ -103,7 +103,7 @@ fn root(cuda: &Cuda) -> String {
     for library in &libraries {
         _ = writeln!(text, "mod {};", library.name);
     }
-    text.push_str("pub(crate) mod descriptors;\n\nuse std::sync::OnceLock;\n\nuse accel_proto::cuda::AnyCall;\n\nuse crate::failure::{Failure, Group};\nuse crate::state::Context;\nuse crate::table::{P, functions};\n\n");
+    text.push_str("pub(crate) mod descriptors;\n\nuse std::sync::OnceLock;\n\nuse crate::failure::Failure;\nuse crate::table::{P, calls, functions};\n\n");
     for library in &libraries {
         tables(cuda, library, &mut text);
     }
@@ -156,9 +156,7 @@ fn tables(cuda: &Cuda, library: &Library, text: &mut String) {
 
 /// From a call to its function.
 fn dispatch(cuda: &Cuda, text: &mut String) {
-    text.push_str(
-        "/// Carries a call out; with the library whose codes it answers with.\npub(crate) fn carry_out(cx: &mut Context<'_>, call: &AnyCall<'_>) -> (Group, Result<(), Failure>) {\n    match call {\n",
-    );
+    text.push_str("calls! {\n");
     for command in &cuda.api.commands {
         let name = names::command(&cuda.api, &command.name);
         let module = if is_by_hand(command) {
@@ -168,12 +166,9 @@ fn dispatch(cuda: &Cuda, text: &mut String) {
         };
         let function = command.name.trim_start_matches('_');
         let group = group_name(&command.group);
-        _ = writeln!(
-            text,
-            "        AnyCall::{name}(call) => (Group::{group}, {module}::{function}(cx, call)),"
-        );
+        _ = writeln!(text, "    {name} => {group} {module}::{function};");
     }
-    text.push_str("    }\n}\n\n");
+    text.push_str("}\n\n");
 }
 
 /// cublasLt has cuBLAS' codes.
