@@ -46,7 +46,8 @@ impl Failure {
 pub struct State {
     /// Bytes of the device's memory, as the client is told.
     total: u64,
-    objects: BTreeSet<(&'static str, u32)>,
+    /// Names and their types: of two names the numbers differ, which are compared first.
+    objects: BTreeSet<(u32, &'static str)>,
     memory: Memory,
     /// The first failure of a call that nobody waited for.
     failed: Option<Failure>,
@@ -114,8 +115,8 @@ impl State {
     fn affect(&mut self, effect: Effect, object: Object) -> Result<(), Failure> {
         let handle = match object {
             Object::Svm(address) => return self.memory.check(address.0, 0),
-            Object::Handle(handle) if handle.c_type == CudaStreamT::C_TYPE && handle.raw < OWN_STREAMS => return Ok(()),
-            Object::Handle(handle) => (handle.c_type, handle.raw),
+            Object::Handle(handle) if handle.raw < OWN_STREAMS && handle.c_type == CudaStreamT::C_TYPE => return Ok(()),
+            Object::Handle(handle) => (handle.raw, handle.c_type),
         };
         match effect {
             Effect::Creates if self.objects.len() >= MOST => Err(Failure::OutOfMemory),
