@@ -229,7 +229,7 @@ unsafe fn copy(dst: *mut c_void, src: *const c_void, count: usize, kind: i32, st
                     kind,
                     stream,
                 };
-                connection.fetch(piece, call)?;
+                connection.fetch(piece, stream.raw(), call)?;
                 at += count;
             }
             Ok(())
