@@ -5,6 +5,7 @@
 //! answer holds the others up. What lies in the arena is given free when an answer says that all before it is done. Knows no call by name
 //! but those that it makes itself. A child of fork(2) has no connection, as natively (cudaErrorInitializationError).
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
@@ -28,8 +29,9 @@ const REPLY: Span = Span {
 };
 /// If it is set, why there is no server is said on stderr, and what is not served, once each.
 pub(crate) const DEBUG: &str = "BASALT_ACCEL_DEBUG";
-/// If it is `in-process`, no server is asked: what is sent ends here, and answers are those of the server's back end `null`. It is what
-/// forwarding is compared with.
+/// If it is `in-process`, no server is asked: what is sent ends here, and answers are those of the server's back end `null`. If it is
+/// `synchronous`, each function that crosses by no record of its own asks the server something, and waits. Both are what forwarding is
+/// compared with.
 const MODE: &str = "BASALT_ACCEL_CUDA";
 
 /// What was told of the device.
@@ -94,6 +96,24 @@ impl Settled {
     }
 }
 
+/// Whether each function crosses.
+static IS_SYNCHRONOUS: AtomicBool = AtomicBool::new(false);
+
+thread_local! {
+    /// Whether this thread's current function has crossed, in that mode.
+    static HAS_CROSSED: Cell<bool> = const { Cell::new(true) };
+}
+
+/// A function is called. Where each is to cross, the one before crosses now if it has not.
+pub(crate) fn enter() {
+    if IS_SYNCHRONOUS.load(Ordering::Relaxed)
+        && !HAS_CROSSED.replace(false)
+        && let Ok(connection) = connection()
+    {
+        connection.cross();
+    }
+}
+
 static CONNECTION: OnceLock<Option<Connection>> = OnceLock::new();
 static FORKED: AtomicBool = AtomicBool::new(false);
 
@@ -148,7 +168,8 @@ impl Connection {
             sent: AtomicU64::new(0),
             asked: AtomicU64::new(0),
         };
-        if std::env::var_os(MODE).is_some_and(|mode| mode == "in-process") {
+        let mode = std::env::var_os(MODE);
+        if mode.as_ref().is_some_and(|mode| mode == "in-process") {
             connection.device = Device {
                 name: accel_cuda_null::DEVICE_NAME,
                 memory: accel_cuda_null::TOTAL_MEMORY,
@@ -206,6 +227,7 @@ impl Connection {
         for (place, attribute) in connection.device.attributes.iter_mut().zip(attributes) {
             *place = attribute;
         }
+        IS_SYNCHRONOUS.store(mode.is_some_and(|mode| mode == "synchronous"), Ordering::Relaxed);
         Ok(connection)
     }
 
@@ -219,6 +241,13 @@ impl Connection {
             self.over.store(true, Ordering::Release);
             Failure::Gone
         })
+    }
+
+    /// A question whose answer nobody needs; what comes of it the next call finds.
+    fn cross(&self) {
+        if let (Some(way), Ok(())) = (&self.way, self.is_there()) {
+            _ = self.ask_nothing(&mut lock(way));
+        }
     }
 
     fn is_there(&self) -> Result<(), Failure> {
@@ -353,7 +382,11 @@ impl Connection {
         }
     }
 
+    /// The record by which a call crosses.
     fn record<'a, C: Call<'a>>(&self, way: &mut Way, call: &C, waits: bool) -> Result<wire::ring::Record, Failure> {
+        if IS_SYNCHRONOUS.load(Ordering::Relaxed) {
+            HAS_CROSSED.set(true);
+        }
         let mut scratch = std::mem::take(&mut way.scratch);
         let mut writer = Writer::new(&mut scratch);
         call.write(&mut writer);
@@ -377,14 +410,20 @@ impl Connection {
         Ok(span)
     }
 
+    /// A question that changes nothing.
+    fn ask_nothing(&self, way: &mut Way) -> Result<(), Failure> {
+        let record = Record::call(&CudaMemGetInfo {}, 0, true).map_err(|_| Failure::TooLong)?;
+        self.exchange::<CudaMemGetInfo>(way, &wire::ring::Record::from_bytes(record.as_bytes()))
+            .map(drop)
+    }
+
     /// Room in the arena; where there is none, a question is asked whose answer says that all before it is done.
     fn room(&self, way: &mut Way, length: u64) -> Result<Span, Failure> {
         if length > self.limits.arena / 2 {
             return Err(Failure::TooLong);
         }
         if way.used + length > self.limits.arena {
-            let record = Record::call(&CudaMemGetInfo {}, 0, true).map_err(|_| Failure::TooLong)?;
-            self.exchange::<CudaMemGetInfo>(way, &wire::ring::Record::from_bytes(record.as_bytes()))?;
+            self.ask_nothing(way)?;
         }
         let span = Span {
             offset: way.used,

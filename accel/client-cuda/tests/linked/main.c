@@ -215,6 +215,13 @@ int main(int argc, char **argv)
 		IS(cudaGetDeviceCount(&devices), 100);
 		IS(devices, 0);
 		IS(cublasCreate_v2(&a), 1);
+	} else if (argc > 1 && strcmp(argv[1], "local") == 0) {
+		IS(cudaGetDeviceCount(&devices), 0);
+		IS(cudaMalloc(&a, 512), 0);
+		for (int i = 0; i < 10; i++)
+			IS(cudaGetLastError(), 0);
+		IS(cudaFree(a), 0);
+		IS(cudaDeviceSynchronize(), 0);
 	} else if (argc > 1 && strcmp(argv[1], "gone") == 0) {
 		IS(cudaMalloc(&a, 512), 0);
 		IS(cudaDeviceSynchronize(), 0);
