@@ -328,17 +328,7 @@ fn clear_copy(client: &Client, call: &AnyCall<'_>) {
 
 /// No bytes are computed here; what a client reads is the same each time, and nobody else's.
 fn zero(region: &Region, length: u64) {
-    const ZEROES: [u8; 4096] = [0; 4096];
-    let mut at = 0;
-    while let left @ 1.. = length - at {
-        let piece = left.min(ZEROES.len() as u64);
-        let zeroes = ZEROES
-            .get(..usize::try_from(piece).unwrap_or_default())
-            .unwrap_or_default();
-        if let Err(error) = region.write(at, zeroes) {
-            log::warn!("a client's copy is not in its window: {error}");
-            return;
-        }
-        at += piece;
+    if let Err(error) = region.zero(0, length) {
+        log::warn!("a client's copy is not in its window: {error}");
     }
 }

@@ -66,17 +66,18 @@ impl Linked {
     }
 
     /// Runs the program: what it says on stderr.
-    pub fn program(&self, what: &str) -> String {
-        String::from_utf8(self.run(what).stderr).unwrap()
+    pub fn program(&self, what: &str, environment: &[(&str, &str)]) -> String {
+        String::from_utf8(self.run(what, environment).stderr).unwrap()
     }
 
     /// The same, with all that it says.
-    pub fn run(&self, what: &str) -> Output {
+    pub fn run(&self, what: &str, environment: &[(&str, &str)]) -> Output {
         let mut command = Command::new(self.0.path().join("program"));
         command.arg(what).env("LD_LIBRARY_PATH", self.0.path());
         command
             .env("BASALT_ACCEL_SOCKET", self.socket())
-            .env("BASALT_ACCEL_DEBUG", "1");
+            .env("BASALT_ACCEL_DEBUG", "1")
+            .envs(environment.iter().copied());
         run(&mut command)
     }
 }
