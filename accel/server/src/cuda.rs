@@ -19,11 +19,14 @@ use crate::api::Code;
 use crate::meter::Work;
 use crate::quota::Charge;
 use crate::session::{Client, Session};
+use crate::stats::name_of;
 
 /// Numbers of CUDA's calls.
 pub(crate) const NUMBERS: std::ops::Range<u16> = 0x1000..0x4000;
 /// `cudaErrorNotSupported`.
 const NOT_SUPPORTED: i32 = 801;
+/// So many failures of a client are told where warnings are; a client could fill a disk with more.
+const MOST_LOGGED: u32 = 8;
 /// Why a client that has called CUDA cannot be saved.
 const UNSAVED: &str = "it has called CUDA, whose objects are not saved";
 
@@ -43,6 +46,8 @@ pub(crate) enum Support {
 pub(crate) struct Cuda {
     device: Device,
     charge: Charge,
+    /// How many failures a log has had.
+    logged: u32,
 }
 
 #[derive(Debug)]
@@ -129,7 +134,7 @@ pub(crate) fn serve(
 fn carry_out(session: &mut Session<'_>, call: &AnyCall<'_>, waits: bool) -> Option<i32> {
     let client = session.client;
     let mut cuda = client.cuda.lock().unwrap_or_else(PoisonError::into_inner);
-    let Cuda { device, charge } = match &mut *cuda {
+    let Cuda { device, charge, logged } = match &mut *cuda {
         Some(cuda) => cuda,
         // Nothing is charged yet, so that nothing can be refused.
         fresh => match client.tenant.quota.charge(0) {
@@ -161,7 +166,13 @@ fn carry_out(session: &mut Session<'_>, call: &AnyCall<'_>, waits: bool) -> Opti
                 state.carry_out(call, (&mut caller, client.gone()), answer)
             });
             let error = done.err()?;
-            log::debug!("a client's call {:#06x} failed: {error}", call.op());
+            let level = if *logged < MOST_LOGGED {
+                log::Level::Warn
+            } else {
+                log::Level::Debug
+            };
+            *logged = logged.saturating_add(1);
+            log::log!(level, "a client's {} failed: {error}", name_of(call.op()));
             Some(error.code())
         }
     }
@@ -175,7 +186,11 @@ impl Cuda {
             Support::Reference => Device::Reference(Box::new(reference::State::new(total(reference::TOTAL_MEMORY)))),
             Support::Null | Support::Nothing => Device::Null(null::State::new(total(null::TOTAL_MEMORY))),
         };
-        Self { device, charge }
+        Self {
+            device,
+            charge,
+            logged: 0,
+        }
     }
 }
 
