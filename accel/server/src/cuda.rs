@@ -10,7 +10,7 @@ use accel_cuda_null as null;
 use accel_cuda_null::Quota;
 use accel_cuda_reference as reference;
 use accel_proto::cuda::AnyCall;
-use accel_proto::{Limits, Memory, Refused};
+use accel_proto::{Limits, Memory, Object, Refused};
 use accel_window::Window;
 use rustix::time::{ClockId, clock_gettime};
 use wire::ring::Region;
@@ -224,16 +224,13 @@ fn work_of(call: &AnyCall<'_>) -> Option<Work> {
         | AnyCall::CudaMemset(_)
         | AnyCall::CudaMemsetAsync(_)
         | AnyCall::CudaMemset2DAsync(_) => Some(Work::Transfer),
+        // Modules are read when they are asked for a kernel first.
         AnyCall::CudaLaunchKernel(_) | AnyCall::BasaltModuleGetFunction(_) => Some(Work::Launch),
+        // What a library computes is in memory that the call names.
         other => {
-            let op = other.op();
-            let named = accel_proto::cuda::table::COMMANDS
-                .iter()
-                .find(|command| command.op == Some(op));
-            let computes = |since: &str| matches!(since, "cublas" | "cublas_lt" | "cudnn" | "curand");
-            named
-                .is_some_and(|command| computes(command.since))
-                .then_some(Work::Launch)
+            let mut names_memory = false;
+            other.effects(&mut |_, object| names_memory |= matches!(object, Object::Svm(_)));
+            names_memory.then_some(Work::Launch)
         }
     }
 }
