@@ -3,7 +3,7 @@
 
 mod support;
 
-use accel_server::Backend;
+use accel_server::{Backend, ServerError};
 use support::chain::{Chain, ended};
 
 #[test]
@@ -18,4 +18,14 @@ fn kernels_of_a_program_compute_behind_two_servers() {
     assert_eq!(errors, [(98, 1), (400, 1)]);
     // The modules' own memory stays until the first server ends: there is no call for a client that chooses addresses.
     assert!(chain.device.stats().memory.used <= 4096);
+
+    // A kernel that writes where nothing is ends the context, and with it the server, when the next client comes.
+    let said = chain.linked.run_with(&[binary, "nowhere"]);
+    assert!(said.status.success(), "{said:?}");
+    ended(&chain.first, 0);
+    let said = chain.linked.run_with(&[binary]);
+    assert_eq!(said.status.code(), Some(1), "there is no device any more");
+    let error = chain.served.join().unwrap().unwrap_err();
+    assert!(matches!(error, ServerError::Lost(700)), "{error}");
+    assert!(error.to_string().contains("start it again"), "{error}");
 }

@@ -9,6 +9,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::OnceLock;
+use std::sync::atomic::AtomicI32;
 
 use crate::failure::Failure;
 use crate::generated::{DRIVER, RUNTIME, Tables};
@@ -47,6 +48,8 @@ pub struct Libraries {
     pub(crate) tables: Tables,
     pub(crate) runtime: Runtime,
     driver: OnceLock<Driver>,
+    /// The code that all calls answer, once the context has failed.
+    pub(crate) lost: AtomicI32,
 }
 
 /// How a table is filled.
@@ -73,6 +76,7 @@ impl Libraries {
             tables: Tables::default(),
             runtime,
             driver: OnceLock::new(),
+            lost: AtomicI32::new(0),
         };
         let (status, count) = libraries.runtime.devices();
         if status != 0 || count < 1 {

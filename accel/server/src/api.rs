@@ -272,6 +272,14 @@ impl Backend {
         }
     }
 
+    /// With which code it has failed for good, and only another process can go on.
+    pub(crate) fn lost(&self) -> Option<i32> {
+        match &self.cuda {
+            Support::Library(libraries) => libraries.lost(),
+            Support::Nothing | Support::Null | Support::Reference => None,
+        }
+    }
+
     /// What it is called, for logs.
     #[must_use]
     pub fn name(&self) -> &str {

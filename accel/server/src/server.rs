@@ -61,6 +61,11 @@ pub enum ServerError {
     /// No thread, or no descriptor, to know the time of commands by or to tell statistics.
     #[error("cannot start a thread beside those of clients: {0}")]
     Thread(#[source] io::Error),
+    /// The accelerator's context has failed for good.
+    #[error(
+        "CUDA's context has failed with {0}, and only a new process gets another one: this server ends; start it again"
+    )]
+    Lost(i32),
     /// Nobody can ask for statistics.
     #[error("cannot tell statistics on {}: {source}; give a path in a directory that exists, where nobody else listens", path.display())]
     Control {
@@ -179,6 +184,7 @@ impl Server {
                 Err(rustix::io::Errno::CONNABORTED | rustix::io::Errno::INTR) => continue,
                 Err(error) => return Err(ServerError::Accept(error.into())),
             };
+            self.is_usable()?;
             let server = Arc::clone(self);
             let started = thread::Builder::new().name("accel-client".into()).spawn(move || {
                 if let Err(error) = server.serve_client(socket) {
@@ -214,6 +220,7 @@ impl Server {
                 }
                 Err(error) => return Err(ServerError::Accept(error)),
             };
+            self.is_usable()?;
             let counted = Greeted::new(&greeted);
             if greeted.load(Ordering::SeqCst) > MOST_GREETED {
                 log::warn!("{MOST_GREETED} connections have not said what they are; {peer} is hung up");
@@ -235,6 +242,14 @@ impl Server {
             if let Err(error) = started {
                 log::warn!("no thread for {peer}: {error}; it is hung up");
             }
+        }
+    }
+
+    /// Whether a new client can be served: not when the accelerator's context has failed, and the last client that saw it is gone.
+    fn is_usable(&self) -> Result<(), ServerError> {
+        match self.backend.lost() {
+            Some(code) if self.clients.load(Ordering::SeqCst) == 0 => Err(ServerError::Lost(code)),
+            _ => Ok(()),
         }
     }
 

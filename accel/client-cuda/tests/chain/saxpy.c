@@ -58,6 +58,13 @@ int main(int argc, char **argv)
 	IS(cudaMemcpy(on_x, x, sizeof(x), 1), 0);
 	IS(cudaMemcpy(on_y, y, sizeof(y), 1), 0);
 	void *arguments[4] = { &n, &a, &on_x, &on_y };
+	if (argc > 2) {
+		/* It writes where nothing is. */
+		on_y = (void *)0x1000;
+		IS(cudaLaunchKernel((const void *)saxpy, grid, block, arguments, 0, NULL), 0);
+		IS(cudaDeviceSynchronize(), 700);
+		return 0;
+	}
 	IS(cudaLaunchKernel((const void *)saxpy, grid, block, arguments, 0, NULL), 0);
 	IS(cudaLaunchKernel((const void *)missing, grid, block, arguments, 0, NULL), 98);
 	IS(cudaGetLastError(), 98);

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use accel_server::{Backend, Server, Stats, TenantLimits};
+use accel_server::{Backend, Server, ServerError, Stats, TenantLimits};
 use accel_transport::{Settings, Transport};
 
 use super::Linked;
@@ -22,7 +22,7 @@ fn settings() -> Settings {
     }
 }
 
-fn serve(backend: Backend, memory: u64, socket: &Path) -> Arc<Server> {
+fn serve(backend: Backend, memory: u64, socket: &Path) -> (Arc<Server>, Served) {
     let listener = Server::listen(socket).unwrap();
     let limits = TenantLimits {
         memory: Some(memory),
@@ -30,15 +30,20 @@ fn serve(backend: Backend, memory: u64, socket: &Path) -> Arc<Server> {
     };
     let server = Arc::new(Server::with_limits(backend, settings(), &limits).unwrap());
     let serving = Arc::clone(&server);
-    std::thread::spawn(move || serving.serve(&listener));
-    server
+    let served = std::thread::spawn(move || serving.serve(&listener));
+    (server, served)
 }
+
+/// How a server's serving has ended.
+type Served = std::thread::JoinHandle<Result<(), ServerError>>;
 
 /// Both servers. The library has one connection in a process, so that there is one of these in a test's.
 pub struct Chain {
     pub linked: Linked,
     pub first: Arc<Server>,
     pub device: Arc<Server>,
+    /// Of the first one.
+    pub served: Served,
 }
 
 impl Chain {
@@ -52,10 +57,15 @@ impl Chain {
         let socket = linked.path().join("device.sock");
         // SAFETY: 1. it is set once, by the one test of its process, before that has other threads that read the environment.
         unsafe { std::env::set_var("BASALT_ACCEL_SOCKET", &socket) };
-        let device = serve(backend, memory, &socket);
+        let (device, _) = serve(backend, memory, &socket);
         let backend = Backend::cuda(&[linked.path().to_owned()]).unwrap();
-        let first = serve(backend, quota, &linked.socket());
-        Self { linked, first, device }
+        let (first, served) = serve(backend, quota, &linked.socket());
+        Self {
+            linked,
+            first,
+            device,
+            served,
+        }
     }
 }
 

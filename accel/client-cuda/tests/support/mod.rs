@@ -72,13 +72,21 @@ impl Linked {
 
     /// The same, with all that it says.
     pub fn run(&self, what: &str, environment: &[(&str, &str)]) -> Output {
+        run(self.command(&[what]).envs(environment.iter().copied()))
+    }
+
+    /// The same with several words, however it ends.
+    pub fn run_with(&self, words: &[&str]) -> Output {
+        self.command(words).output().unwrap()
+    }
+
+    fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new(self.0.path().join("program"));
-        command.arg(what).env("LD_LIBRARY_PATH", self.0.path());
+        command.args(words).env("LD_LIBRARY_PATH", self.0.path());
         command
             .env("BASALT_ACCEL_SOCKET", self.socket())
-            .env("BASALT_ACCEL_DEBUG", "1")
-            .envs(environment.iter().copied());
-        run(&mut command)
+            .env("BASALT_ACCEL_DEBUG", "1");
+        command
     }
 }
 

@@ -2,6 +2,8 @@
 #![allow(unsafe_code, reason = "these are calls of functions of C")]
 #![allow(non_snake_case, reason = "names are C's")]
 
+use std::sync::atomic::Ordering;
+
 use accel_proto::List;
 use accel_proto::cuda::{self as calls, AnyReply};
 
@@ -45,16 +47,29 @@ impl Libraries {
         Ok((free as u64, total as u64))
     }
 
-    /// All that was asked of the device is done, or has failed.
+    /// All that was asked of the device is done, or has failed. An error that is told again is the context's, and stays.
     pub(crate) fn synchronize(&self) {
         let Ok(function) = self.runtime.cudaDeviceSynchronize() else {
             return;
         };
         // SAFETY: 1. the function has no parameters.
-        let status = unsafe { function() };
-        if status != 0 {
-            log::warn!("the device's work ends with {status}");
+        let wait = || unsafe { function() };
+        let status = wait();
+        if status == 0 {
+            return;
         }
+        if wait() == status {
+            self.lost.store(status, Ordering::Relaxed);
+        }
+        log::warn!("the device's work ends with {status}");
+    }
+
+    /// With which code the context has failed for good: the runtime's documentation of such errors says that only another process gets
+    /// another one.
+    #[must_use]
+    pub fn lost(&self) -> Option<i32> {
+        let status = self.lost.load(Ordering::Relaxed);
+        (status != 0).then_some(status)
     }
 }
 
