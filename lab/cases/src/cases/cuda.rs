@@ -1,10 +1,11 @@
 //! CUDA in a sandbox: programs that nvcc has made, which judge their own results, find the libraries by their environment and compute on the
 //! back end `reference`, in the sandbox's server. Two at once, as another user, and one of an image that says where libraries are itself; a
-//! program behind a server that is killed; and what a sandbox without it has.
+//! program behind a server that is killed; and what a sandbox without it has. A sandbox with a model that is trained is saved, and its clone
+//! infers at once.
 
 use std::fs;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
@@ -41,6 +42,7 @@ fn host(host: &Host) -> Result<()> {
     }
     beside_each_other(&daemon)?;
     daemon.ok(&["rm", "-f", "cuda"])?;
+    a_model_is_cloned(&daemon, &volume)?;
 
     // Nothing is computed, so that the program sees that its results are wrong; the libraries are there all the same.
     run("null", "null:window=32m,memory=64m")?;
@@ -92,4 +94,64 @@ fn beside_each_other(daemon: &Daemon<'_>) -> Result<()> {
     let output = long.wait_with_output()?;
     expect_code(&output, 0).context("beside another program")?;
     is_right("lenet", &String::from_utf8_lossy(&output.stdout))
+}
+
+/// What a sandbox's model says of a batch: the loss, as it is written, and the time in microseconds.
+fn infer(daemon: &Daemon<'_>, sandbox: &str, batch: u32) -> Result<(String, u64)> {
+    let ask = format!("cd /tmp; echo {batch} > ask; cat answer");
+    let said = daemon.ok(&["exec", sandbox, "sh", "-c", &ask])?;
+    let answer = said.trim().split_once(' ');
+    let (loss, time) = answer.with_context(|| format!("{sandbox} says {said:?}"))?;
+    let is_number = loss.parse::<f64>().is_ok_and(f64::is_finite);
+    ensure!(is_number, "{sandbox} says {said:?}");
+    Ok((loss.to_owned(), time.parse()?))
+}
+
+/// A model is trained; clones of its sandbox have it, and go on from there, each by itself.
+fn a_model_is_cloned(daemon: &Daemon<'_>, volume: &str) -> Result<()> {
+    let words = ["run", "-d", "--name", "model", "--memory", "256m", "-v", volume];
+    let accelerator = ["--accel", "reference:window=64m,memory=256m", daemon.image()];
+    let program = ["--", "sh", "-c", "cd /tmp && exec /cuda/lenet keep"];
+    let begun = Instant::now();
+    daemon.ok(&[&words[..], &accelerator, &program].concat())?;
+    let wait = "until [ -e /tmp/ready ]; do sleep 0.05; done";
+    daemon.ok(&["exec", "model", "sh", "-c", wait])?;
+    let made = begun.elapsed();
+    let cold = infer(daemon, "model", 1)?;
+    let other = infer(daemon, "model", 2)?.0;
+    ensure!(other != cold.0, "all batches have the same loss");
+    let times = (0..5).map(|_| Ok(infer(daemon, "model", 1)?.1));
+    let warm = times
+        .collect::<Result<Vec<u64>>>()?
+        .into_iter()
+        .min()
+        .unwrap_or_default();
+
+    daemon.ok(&["snapshot", "create", "model", "trained"])?;
+    let begun = Instant::now();
+    daemon.ok(&["clone", "--name", "twin", "trained"])?;
+    let cloned = begun.elapsed();
+    let first = infer(daemon, "twin", 1)?;
+    let second = infer(daemon, "twin", 2)?;
+    ensure!(
+        (&first.0, &second.0) == (&cold.0, &other),
+        "its clone says {first:?} and {second:?}, and it {cold:?} and {other}"
+    );
+    tell(&format!(
+        "a model was trained in {} ms; an inference takes {warm} us when it is warm, its clone was there after {} ms, and its first \
+         inference took {} us, {:.2} of a warm one",
+        made.as_millis(),
+        cloned.as_millis(),
+        first.1,
+        first.1 as f64 / warm.max(1) as f64
+    ));
+    // Its programs are other ones than the parent's from here on.
+    daemon.ok(&["rm", "-f", "model"])?;
+    ensure!(
+        infer(daemon, "twin", 1)?.0 == cold.0,
+        "it does not go on without its parent"
+    );
+    daemon.ok(&["rm", "-f", "twin"])?;
+    daemon.ok(&["snapshot", "rm", "trained"])?;
+    Ok(())
 }
