@@ -308,6 +308,12 @@ impl Modules {
         client: &mut dyn Client,
     ) -> Result<Self, Error> {
         let mut all = Self::new();
+        let too_long = |name: &String| name.len() > LONGEST_NAME;
+        let kernels = saved.kernels.iter().map(|(_, _, name)| name);
+        let variables = saved.modules.iter().flat_map(|module| &module.variables);
+        if saved.kernels.len() > MOST_KERNELS || kernels.chain(variables.map(|(name, ..)| name)).any(too_long) {
+            return Err(Error::Invalid("more kernels, or longer names, than there can be"));
+        }
         for one in &saved.modules {
             let bytes = get(&one.code).ok_or(Error::Invalid("code outside of what was saved"))?;
             if bytes.len() as u64 > one.total || one.total > MAX_CONTAINER || one.variables.len() > MOST_VARIABLES {
