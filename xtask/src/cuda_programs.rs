@@ -21,6 +21,9 @@ pub(crate) const RECIPE: Recipe = Recipe {
     dir: "accel/clients/cuda",
 };
 
+/// Where the case `cuda` finds them, beside our own programs.
+const FOR_CASES: &str = "basalt-cuda-programs";
+
 /// The longest that a program may take, on processors that do other things.
 const LIMIT: Duration = Duration::from_secs(120);
 const STARTING: Duration = Duration::from_secs(20);
@@ -45,11 +48,35 @@ pub(crate) fn step() -> Step {
     )
 }
 
-fn run(context: &Context, task: &mut Task) -> Result<Report> {
+/// Puts the programs where the case `cuda` looks; their paths.
+pub(crate) fn for_cases(context: &Context) -> Result<Vec<PathBuf>> {
+    let directory = context.release().join(FOR_CASES);
+    if directory.exists() {
+        fs::remove_dir_all(&directory).with_context(|| format!("cannot remove {}", directory.display()))?;
+    }
+    fs::create_dir_all(&directory)?;
+    let copy = |program: PathBuf| {
+        let path = directory.join(program.file_name().unwrap_or_default());
+        fs::copy(&program, &path).with_context(|| format!("cannot copy {}", program.display()))?;
+        Ok(path)
+    };
+    programs(context)?.into_iter().map(copy).collect()
+}
+
+/// The programs, as the recipe has made them.
+fn programs(context: &Context) -> Result<Vec<PathBuf>> {
     let mut programs: Vec<PathBuf> = fs::read_dir(RECIPE.path(context)?)?
         .map(|entry| Ok(entry?.path()))
         .collect::<Result<_>>()?;
     programs.sort();
+    if programs.is_empty() {
+        bail!("the recipe has made no program; see accel/clients/cuda/recipe.sh");
+    }
+    Ok(programs)
+}
+
+fn run(context: &Context, task: &mut Task) -> Result<Report> {
+    let programs = programs(context)?;
     let scratch = context.target().join("cuda-programs");
     if scratch.exists() {
         fs::remove_dir_all(&scratch).with_context(|| format!("cannot remove {}", scratch.display()))?;
@@ -63,9 +90,6 @@ fn run(context: &Context, task: &mut Task) -> Result<Report> {
             .with_context(|| format!("the server's log is {}", scratch.join(LOG).display()))?;
         task.say(&line)?;
         lines.push(line);
-    }
-    if lines.is_empty() {
-        bail!("the recipe has made no program; see accel/clients/cuda/recipe.sh");
     }
     Ok(Report {
         detail: format!("{} programs, right results", lines.len()),

@@ -5,11 +5,12 @@
 //! answer holds the others up. What lies in the arena is given free when an answer says that all before it is done. Knows no call by name
 //! but those that it makes itself. A child of fork(2) has no connection, as natively (cudaErrorInitializationError).
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
-use accel_proto::cuda::{BasaltDeviceInfo, CudaMemGetInfo};
+use accel_proto::cuda::{BasaltDeviceInfo, CudaMemGetInfo, CudaStreamSynchronize};
 use accel_proto::{Arguments, Call, Limits, MESSAGE, Reader, Record, Reply, Span, Writer};
 use accel_transport::{ClientEnd, Place};
 use accel_window::Window;
@@ -28,8 +29,9 @@ const REPLY: Span = Span {
 };
 /// If it is set, why there is no server is said on stderr, and what is not served, once each.
 pub(crate) const DEBUG: &str = "BASALT_ACCEL_DEBUG";
-/// If it is `in-process`, no server is asked: what is sent ends here, and answers are those of the server's back end `null`. It is what
-/// forwarding is compared with.
+/// If it is `in-process`, no server is asked: what is sent ends here, and answers are those of the server's back end `null`. If it is
+/// `synchronous`, each function that crosses by no record of its own asks the server something, and waits. Both are what forwarding is
+/// compared with.
 const MODE: &str = "BASALT_ACCEL_CUDA";
 
 /// What was told of the device.
@@ -52,6 +54,7 @@ pub(crate) struct Connection {
     window: Option<Window>,
     limits: Limits,
     over: AtomicBool,
+    settled: Settled,
     pub(crate) device: Device,
     /// Records that were sent without an answer, and with one.
     pub(crate) sent: AtomicU64,
@@ -64,6 +67,55 @@ struct Way {
     /// Of the arena, behind where answers go: taken so far.
     used: u64,
     scratch: Box<[u8]>,
+}
+
+/// The stream of which all that was put is done: bytes were copied from it, and nothing has been put since. Where there is a server, it is
+/// looked at and written by who has the way alone.
+#[derive(Debug, Default)]
+struct Settled(AtomicU64);
+
+impl Settled {
+    /// `cudaStreamPerThread`: another one for each thread.
+    const PER_THREAD: u32 = 2;
+
+    fn none(&self) {
+        self.0.store(0, Ordering::Relaxed);
+    }
+
+    fn set(&self, stream: u32) {
+        if stream != Self::PER_THREAD {
+            self.0.store(u64::from(stream) + 1, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether a call waits for that stream alone.
+    fn answers<'a, C: Call<'a>>(&self, call: &C) -> bool {
+        let stream = self.0.load(Ordering::Relaxed);
+        if stream == 0 || C::OP != CudaStreamSynchronize::OP {
+            return false;
+        }
+        let mut bytes = [0; 4];
+        call.write(&mut Writer::new(&mut bytes));
+        u64::from(u32::from_le_bytes(bytes)) + 1 == stream
+    }
+}
+
+/// Whether each function crosses.
+static IS_SYNCHRONOUS: AtomicBool = AtomicBool::new(false);
+
+thread_local! {
+    /// Whether this thread's current function has crossed, in that mode.
+    static HAS_CROSSED: Cell<bool> = const { Cell::new(true) };
+}
+
+/// A function is called. Where each is to cross, the one before crosses now if it has not.
+pub(crate) fn enter() {
+    if IS_SYNCHRONOUS.load(Ordering::Relaxed)
+        && !HAS_CROSSED.replace(false)
+        && let Ok(connection) = connection()
+    {
+        connection.cross();
+    }
 }
 
 static CONNECTION: OnceLock<Option<Connection>> = OnceLock::new();
@@ -117,11 +169,13 @@ impl Connection {
             window: None,
             limits: Limits { arena: 0 },
             over: AtomicBool::new(false),
+            settled: Settled::default(),
             device,
             sent: AtomicU64::new(0),
             asked: AtomicU64::new(0),
         };
-        if std::env::var_os(MODE).is_some_and(|mode| mode == "in-process") {
+        let mode = std::env::var_os(MODE);
+        if mode.as_ref().is_some_and(|mode| mode == "in-process") {
             connection.device = Device {
                 name: accel_cuda_null::DEVICE_NAME,
                 memory: accel_cuda_null::TOTAL_MEMORY,
@@ -185,6 +239,7 @@ impl Connection {
         for (place, attribute) in connection.device.attributes.iter_mut().zip(attributes) {
             *place = attribute;
         }
+        IS_SYNCHRONOUS.store(mode.is_some_and(|mode| mode == "synchronous"), Ordering::Relaxed);
         Ok(connection)
     }
 
@@ -200,6 +255,13 @@ impl Connection {
         })
     }
 
+    /// A question whose answer nobody needs; what comes of it the next call finds.
+    fn cross(&self) {
+        if let (Some(way), Ok(())) = (&self.way, self.is_there()) {
+            _ = self.ask_nothing(&mut lock(way));
+        }
+    }
+
     fn is_there(&self) -> Result<(), Failure> {
         if self.over.load(Ordering::Acquire) {
             Err(Failure::Gone)
@@ -211,9 +273,13 @@ impl Connection {
     /// A record that nobody waits for. What fails is told by a later one that is waited for.
     pub(crate) fn send<'a, C: Call<'a>>(&self, call: &C) -> Result<(), Failure> {
         self.sent.fetch_add(1, Ordering::Relaxed);
-        let Some(way) = &self.way else { return Ok(()) };
+        let Some(way) = &self.way else {
+            self.settled.none();
+            return Ok(());
+        };
         self.is_there()?;
         let mut way = lock(way);
+        self.settled.none();
         let record = self.record(&mut way, call, false)?;
         self.lost(way.end.send(&record, FOREVER)).map(drop)
     }
@@ -221,9 +287,13 @@ impl Connection {
     /// Bytes of the program's in the arena, and the record that takes them from there.
     pub(crate) fn send_data<'a, C: Call<'a>>(&self, bytes: &[u8], call: impl FnOnce(Span) -> C) -> Result<(), Failure> {
         self.sent.fetch_add(1, Ordering::Relaxed);
-        let Some(way) = &self.way else { return Ok(()) };
+        let Some(way) = &self.way else {
+            self.settled.none();
+            return Ok(());
+        };
         self.is_there()?;
         let mut way = lock(way);
+        self.settled.none();
         let span = self.put(&mut way, bytes)?;
         let record = self.record(&mut way, &call(span), false)?;
         self.lost(way.end.send(&record, FOREVER)).map(drop)
@@ -236,26 +306,40 @@ impl Connection {
         take: impl FnOnce(&C::Reply<'_>) -> T,
     ) -> Result<T, Failure> {
         let Some(way) = &self.way else {
-            return self.answer_here(call, take);
+            return match self.settled.answers(call) {
+                true => Ok(take(&call.failed(0))),
+                false => self.answer_here(call, take),
+            };
         };
-        self.asked.fetch_add(1, Ordering::Relaxed);
         self.is_there()?;
         let mut way = lock(way);
+        if self.settled.answers(call) {
+            return Ok(take(&call.failed(0)));
+        }
+        self.settled.none();
+        self.asked.fetch_add(1, Ordering::Relaxed);
         let record = self.record(&mut way, call, true)?;
         let bytes = self.exchange::<C>(&mut way, &record)?;
         drop(way);
         decode(&bytes, self.limits, call, take)
     }
 
-    /// A record that has the server write bytes into the arena, which are copied to the program's.
-    pub(crate) fn fetch<'a, C: Call<'a>>(&self, bytes: &mut [u8], call: impl FnOnce(Span) -> C) -> Result<(), Failure> {
+    /// A record that has the server write bytes into the arena when all of a stream is done, which are copied to the program's.
+    pub(crate) fn fetch<'a, C: Call<'a>>(
+        &self,
+        bytes: &mut [u8],
+        stream: u32,
+        call: impl FnOnce(Span) -> C,
+    ) -> Result<(), Failure> {
         self.asked.fetch_add(1, Ordering::Relaxed);
         let Some(way) = &self.way else {
             bytes.fill(0);
+            self.settled.set(stream);
             return Ok(());
         };
         self.is_there()?;
         let mut way = lock(way);
+        self.settled.none();
         let span = self.room(&mut way, bytes.len() as u64)?;
         let call = call(span);
         let record = self.record(&mut way, &call, true)?;
@@ -265,6 +349,7 @@ impl Connection {
         let encoded = self.encoded::<C>(&Record::from_bytes(answer.to_bytes()))?;
         way.used = REPLY.length;
         decode(&encoded, self.limits, &call, |_| ())?;
+        self.settled.set(stream);
         let window = self.window.as_ref().ok_or(Failure::Gone)?;
         let region = window.slice(span.offset, span.length).map_err(|_| Failure::Gone)?;
         region.read(0, bytes).map_err(|_| Failure::Gone)
@@ -309,23 +394,22 @@ impl Connection {
         }
     }
 
+    /// The record by which a call crosses.
     fn record<'a, C: Call<'a>>(&self, way: &mut Way, call: &C, waits: bool) -> Result<wire::ring::Record, Failure> {
-        if let Ok(record) = Record::call(call, 0, waits) {
-            return Ok(wire::ring::Record::from_bytes(record.as_bytes()));
+        if IS_SYNCHRONOUS.load(Ordering::Relaxed) {
+            HAS_CROSSED.set(true);
         }
         let mut scratch = std::mem::take(&mut way.scratch);
         let mut writer = Writer::new(&mut scratch);
         call.write(&mut writer);
-        let put = match writer.finish() {
-            Ok(length) => scratch
-                .get(..length)
-                .ok_or(Failure::TooLong)
-                .and_then(|bytes| self.put(way, bytes)),
-            Err(_) => Err(Failure::TooLong),
-        };
+        let written = writer.finish().map_err(|_| Failure::TooLong);
+        let bytes = written.and_then(|length| scratch.get(..length).ok_or(Failure::TooLong));
+        let record = bytes.and_then(|bytes| match Record::encoded_call::<C>(bytes, 0, waits) {
+            Ok(record) => Ok(record),
+            Err(_) => Ok(Record::call_in::<C>(self.put(way, bytes)?, 0, waits)),
+        });
         way.scratch = scratch;
-        let record = Record::call_in::<C>(put?, 0, waits);
-        Ok(wire::ring::Record::from_bytes(record.as_bytes()))
+        Ok(wire::ring::Record::from_bytes(record?.as_bytes()))
     }
 
     /// Bytes in the arena, for a record that follows.
@@ -338,14 +422,20 @@ impl Connection {
         Ok(span)
     }
 
+    /// A question that changes nothing.
+    fn ask_nothing(&self, way: &mut Way) -> Result<(), Failure> {
+        let record = Record::call(&CudaMemGetInfo {}, 0, true).map_err(|_| Failure::TooLong)?;
+        self.exchange::<CudaMemGetInfo>(way, &wire::ring::Record::from_bytes(record.as_bytes()))
+            .map(drop)
+    }
+
     /// Room in the arena; where there is none, a question is asked whose answer says that all before it is done.
     fn room(&self, way: &mut Way, length: u64) -> Result<Span, Failure> {
         if length > self.limits.arena / 2 {
             return Err(Failure::TooLong);
         }
         if way.used + length > self.limits.arena {
-            let record = Record::call(&CudaMemGetInfo {}, 0, true).map_err(|_| Failure::TooLong)?;
-            self.exchange::<CudaMemGetInfo>(way, &wire::ring::Record::from_bytes(record.as_bytes()))?;
+            self.ask_nothing(way)?;
         }
         let span = Span {
             offset: way.used,
@@ -357,6 +447,7 @@ impl Connection {
 
     /// The answer of the back end `null`.
     fn answer_here<'a, C: Call<'a>, T>(&self, call: &C, take: impl FnOnce(&C::Reply<'_>) -> T) -> Result<T, Failure> {
+        self.settled.none();
         self.asked.fetch_add(1, Ordering::Relaxed);
         let mut bytes = vec![0; MESSAGE];
         let mut writer = Writer::new(&mut bytes);

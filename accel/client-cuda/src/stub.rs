@@ -46,6 +46,7 @@ thread_local! {
 
 /// A function is called.
 pub(crate) fn enter(index: usize) {
+    connection::enter();
     if let Some(count) = CALLS.get(index) {
         count.fetch_add(1, Ordering::Relaxed);
     }

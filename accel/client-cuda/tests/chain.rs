@@ -88,7 +88,7 @@ fn what_a_program_asks_for_is_what_the_libraries_are_asked_for() {
     // One test, as the counters are of the process.
     let chain = Chain::new("tests/chain/main.c", (Backend::null(), DEVICE), QUOTA);
     let before = here(&chain);
-    let output = chain.linked.run("works");
+    let output = chain.linked.run("works", &[]);
     let stats = ended(&chain.first, 0);
     let after = here(&chain);
     let asked = printed(&output.stdout);
@@ -138,7 +138,7 @@ fn what_a_program_asks_for_is_what_the_libraries_are_asked_for() {
 
     // Errors: of the server, and of the libraries behind it.
     let most = device.memory.most;
-    chain.linked.run("quota");
+    chain.linked.run("quota", &[]);
     let stats = ended(&chain.first, 0);
     assert_eq!(stats.memory.refused, 1);
     let device = ended(&chain.device, 1);
@@ -148,7 +148,7 @@ fn what_a_program_asks_for_is_what_the_libraries_are_asked_for() {
         "the device was not asked"
     );
     assert!(device.memory.most <= most.max(QUOTA));
-    chain.linked.run("errors");
+    chain.linked.run("errors", &[]);
     let stats = ended(&chain.first, 0);
     assert_eq!(stats.memory.used, 0);
     for code in [400, 700, 1, 7] {
@@ -156,7 +156,7 @@ fn what_a_program_asks_for_is_what_the_libraries_are_asked_for() {
     }
     assert!(ended(&chain.device, 1).errors.is_empty(), "the device was not asked");
     // A program that was ended in the middle leaves nothing, either.
-    chain.linked.run("left");
+    chain.linked.run("left", &[]);
     assert_eq!(ended(&chain.first, 0).memory.used, 0);
     assert_eq!(ended(&chain.device, 1).memory.used, 0);
     nothing_is_left(&here(&chain));

@@ -12,7 +12,7 @@ use support::chain::{Chain, ended};
 fn kernels_of_a_program_compute_behind_two_servers() {
     let chain = Chain::new("tests/chain/saxpy.c", (Backend::reference(), 256 << 20), 64 << 20);
     let binary = concat!(env!("CARGO_MANIFEST_DIR"), "/../ptx/tests/fatbin/none.bin");
-    let said = chain.linked.program(binary);
+    let said = chain.linked.program(binary, &[]);
     assert!(said.contains("4096 of 4096 are right"), "{said}");
     let stats = ended(&chain.first, 0);
     // One kernel that the module has not, and one of a module that was unloaded.

@@ -40,7 +40,10 @@ impl Failure {
 
 /// Which objects a client has.
 #[derive(Debug, Default)]
-pub struct Objects(BTreeSet<(&'static str, u32)>);
+pub struct Objects(
+    /// Names and their kinds: of two names the numbers differ, which are compared first.
+    BTreeSet<(u32, &'static str)>,
+);
 
 impl Objects {
     /// What a call does to one of them: there is one more, one less, or it has to be there.
@@ -49,10 +52,10 @@ impl Objects {
     ///
     /// There is no such object, there is one already, or there are too many.
     pub fn affect(&mut self, effect: Effect, handle: AnyHandle) -> Result<(), Failure> {
-        if handle.c_type == CudaStreamT::C_TYPE && handle.raw < OWN_STREAMS {
+        if handle.raw < OWN_STREAMS && handle.c_type == CudaStreamT::C_TYPE {
             return Ok(());
         }
-        let handle = (handle.c_type, handle.raw);
+        let handle = (handle.raw, handle.c_type);
         match effect {
             Effect::Creates if self.0.len() >= MOST => Err(Failure::OutOfMemory),
             Effect::Creates if self.0.insert(handle) => Ok(()),
@@ -65,7 +68,7 @@ impl Objects {
 
     /// All of them: their kinds' C types, and their names.
     pub fn all(&self) -> impl Iterator<Item = (&'static str, u32)> {
-        self.0.iter().copied()
+        self.0.iter().map(|(raw, kind)| (*kind, *raw))
     }
 
     /// One more, of a kind that there may not be.

@@ -1,5 +1,6 @@
 //! Why a call fails: the runtime's code, whether it is told from then on, and what a log says. Knows no call.
 
+use accel_cuda_null::Failure;
 use accel_ptx::fatbin::FatbinError;
 use accel_ptx::{LaunchError, OutOfRange, Refused};
 use thiserror::Error;
@@ -8,8 +9,8 @@ use thiserror::Error;
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum Error {
     /// An object, an address or a size is not what it has to be.
-    #[error("{0:?}")]
-    Failure(accel_cuda_null::Failure),
+    #[error("{}", said(*.0))]
+    Failure(Failure),
     /// Arguments that mean nothing together.
     #[error("{0}")]
     Invalid(&'static str),
@@ -37,6 +38,17 @@ pub enum Error {
     /// A launch that failed.
     #[error(transparent)]
     Launch(#[from] LaunchError),
+}
+
+fn said(failure: Failure) -> &'static str {
+    match failure {
+        Failure::InvalidValue => "an address or a size that cannot be; see what the call was given",
+        Failure::OutOfMemory => {
+            "there is not enough memory, or there are too many objects; free some, or raise --memory"
+        }
+        Failure::InvalidHandle => "no such object; make it before it is used",
+        Failure::IllegalAddress => "an address that is in no allocation, or not all of it; see what the call was given",
+    }
 }
 
 impl Error {
@@ -69,21 +81,21 @@ impl Error {
     }
 }
 
-impl From<accel_cuda_null::Failure> for Error {
-    fn from(failure: accel_cuda_null::Failure) -> Self {
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Self {
         Self::Failure(failure)
     }
 }
 
 impl From<OutOfRange> for Error {
     fn from(_: OutOfRange) -> Self {
-        Self::Failure(accel_cuda_null::Failure::IllegalAddress)
+        Self::Failure(Failure::IllegalAddress)
     }
 }
 
 /// A room that the host does not have.
 impl From<std::collections::TryReserveError> for Error {
     fn from(_: std::collections::TryReserveError) -> Self {
-        Self::Failure(accel_cuda_null::Failure::OutOfMemory)
+        Self::Failure(Failure::OutOfMemory)
     }
 }

@@ -29,6 +29,10 @@ const OWN_ALIGN: u64 = 256;
 const MOST_TRIED: usize = 256;
 /// Variables that a program may register for one module.
 const MOST_VARIABLES: usize = 1 << 16;
+/// Kernels that a program may ask for: three times what PyTorch has.
+const MOST_KERNELS: usize = 1 << 16;
+/// Bytes of a kernel's or a variable's name, which are kept.
+const LONGEST_NAME: usize = 4096;
 
 /// What a module's fat binary has.
 #[derive(Debug)]
@@ -106,7 +110,7 @@ impl Modules {
                 "a variable that its module has already, or that comes too late",
             ));
         }
-        if module.variables.len() >= MOST_VARIABLES {
+        if module.variables.len() >= MOST_VARIABLES || name.len() > LONGEST_NAME {
             return Err(Error::Failure(Failure::OutOfMemory));
         }
         memory.add(call.address, call.size, client)?;
@@ -188,6 +192,9 @@ impl Modules {
         client: &mut dyn Client,
     ) -> Result<&Kernel, Error> {
         let (module, name) = (call.module.raw(), text(call.name));
+        if self.kernels.len() >= MOST_KERNELS || name.len() > LONGEST_NAME {
+            return Err(Error::Failure(Failure::OutOfMemory));
+        }
         self.loaded(module, memory, client)?.program().kernel(&name)?;
         self.kernels.insert(call.kernel.raw(), (module, name));
         Ok(self.kernel(call.kernel.raw())?.1)

@@ -127,6 +127,21 @@ impl<'a, T: Plain> List<'a, T> {
     }
 }
 
+impl<T: Plain> List<'_, T> {
+    /// All of them as bytes; nothing where there is no room for all.
+    pub(crate) fn put_all(&self, place: &mut [u8]) {
+        match self.form {
+            Form::Values(values) if place.len() == values.len() * T::SIZE => {
+                for (value, place) in values.iter().zip(place.chunks_exact_mut(T::SIZE)) {
+                    value.put(place);
+                }
+            }
+            Form::Wire(bytes) if place.len() == bytes.len() => place.copy_from_slice(bytes),
+            Form::Values(_) | Form::Wire(_) => {}
+        }
+    }
+}
+
 impl<'a> List<'a, u8> {
     /// Bytes as they are.
     #[must_use]

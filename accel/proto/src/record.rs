@@ -91,6 +91,15 @@ impl Record {
         Ok(Self::new(C::OP, Self::waiting(waits), length, seq, &arguments))
     }
 
+    /// A call whose arguments have been encoded already, if they fit.
+    ///
+    /// # Errors
+    ///
+    /// They do not: copy them into a message, and take [`Self::call_in`].
+    pub fn encoded_call<'a, C: Call<'a>>(encoded: &[u8], seq: u64, waits: bool) -> Result<Self, NoRoom> {
+        Self::encoded(C::OP, Self::waiting(waits), encoded, seq)
+    }
+
     /// A call whose arguments have been written into the arena.
     #[must_use]
     pub fn call_in<'a, C: Call<'a>>(message: Span, seq: u64, waits: bool) -> Self {
@@ -122,10 +131,14 @@ impl Record {
     ///
     /// It does not: write it to where the call says (`reply`), and take [`Self::encoded_reply_in`].
     pub fn encoded_reply(op: u16, encoded: &[u8], seq: u64) -> Result<Self, NoRoom> {
+        Self::encoded(op, Flags::REPLY, encoded, seq)
+    }
+
+    fn encoded(op: u16, flags: u16, encoded: &[u8], seq: u64) -> Result<Self, NoRoom> {
         let mut arguments = [0; INLINE];
         let place = arguments.get_mut(..encoded.len());
         place.ok_or(NoRoom { needs: encoded.len() })?.copy_from_slice(encoded);
-        Ok(Self::new(op, Flags::REPLY, encoded.len(), seq, &arguments))
+        Ok(Self::new(op, flags, encoded.len(), seq, &arguments))
     }
 
     /// A reply that has been encoded into the arena, by its call's number.

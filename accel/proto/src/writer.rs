@@ -63,7 +63,7 @@ impl<'b> Writer<'b> {
     }
 
     pub(crate) fn list<T: Plain>(&mut self, list: &List<'_, T>) {
-        list.iter().for_each(|value| self.value(value));
+        list.put_all(self.place(list.len().saturating_mul(T::SIZE)));
     }
 
     pub(crate) fn counted<T: Plain>(&mut self, list: &List<'_, T>) {

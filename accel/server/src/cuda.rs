@@ -11,7 +11,7 @@ use accel_cuda_null as null;
 use accel_cuda_null::Quota;
 use accel_cuda_reference as reference;
 use accel_proto::cuda::AnyCall;
-use accel_proto::{Limits, Memory, Refused, Span};
+use accel_proto::{Limits, Memory, Object, Refused, Span};
 use accel_window::Window;
 use rustix::time::{ClockId, clock_gettime};
 use wire::ring::Region;
@@ -21,11 +21,14 @@ use crate::meter::Work;
 use crate::quota::Charge;
 use crate::saved::Refusal;
 use crate::session::{Client, Session};
+use crate::stats::name_of;
 
 /// Numbers of CUDA's calls.
 pub(crate) const NUMBERS: std::ops::Range<u16> = 0x1000..0x4000;
 /// `cudaErrorNotSupported`.
 const NOT_SUPPORTED: i32 = 801;
+/// So many failures of a client are told where warnings are; a client could fill a disk with more.
+const MOST_LOGGED: u32 = 8;
 /// Why a client that has called CUDA cannot be saved.
 const UNSAVED: &str = "objects of CUDA that this back end does not tell";
 
@@ -47,6 +50,8 @@ pub(crate) enum Support {
 pub(crate) struct Cuda {
     device: Device,
     charge: Charge,
+    /// How many failures a log has had.
+    logged: u32,
 }
 
 #[derive(Debug)]
@@ -158,7 +163,7 @@ pub(crate) fn serve(
 fn carry_out(session: &mut Session<'_>, call: &AnyCall<'_>, waits: bool) -> Option<i32> {
     let client = session.client;
     let mut cuda = client.cuda.lock().unwrap_or_else(PoisonError::into_inner);
-    let Cuda { device, charge } = match &mut *cuda {
+    let Cuda { device, charge, logged } = match &mut *cuda {
         Some(cuda) => cuda,
         // Nothing is charged yet, so that nothing can be refused.
         fresh => match client.tenant.quota.charge(0) {
@@ -190,7 +195,13 @@ fn carry_out(session: &mut Session<'_>, call: &AnyCall<'_>, waits: bool) -> Opti
                 state.carry_out(call, (&mut caller, client.gone()), answer)
             });
             let error = done.err()?;
-            log::debug!("a client's call {:#06x} failed: {error}", call.op());
+            let level = if *logged < MOST_LOGGED {
+                log::Level::Warn
+            } else {
+                log::Level::Debug
+            };
+            *logged = logged.saturating_add(1);
+            log::log!(level, "a client's {} failed: {error}", name_of(call.op()));
             Some(error.code())
         }
         Device::Library(state) => {
@@ -233,7 +244,11 @@ pub(crate) fn restore<'b, P>(
     let state = reference::State::restore(saved, quota.lower(reference::TOTAL_MEMORY), get, &mut caller);
     let state = state.map_err(|error| Refusal::Format(error.to_string()))?;
     let device = Device::Reference(Box::new(state));
-    *client.cuda.lock().unwrap_or_else(PoisonError::into_inner) = Some(Cuda { device, charge });
+    *client.cuda.lock().unwrap_or_else(PoisonError::into_inner) = Some(Cuda {
+        device,
+        charge,
+        logged: 0,
+    });
     Ok(())
 }
 
@@ -245,6 +260,7 @@ pub(crate) fn end(client: &Client) {
         Some(Cuda {
             device: Device::Library(mut state),
             mut charge,
+            ..
         }),
     ) = (&client.backend.cuda, cuda)
     {
@@ -263,7 +279,11 @@ impl Cuda {
             Support::Library(_) => Device::Library(Box::new(library::State::new(total(u64::MAX)))),
             Support::Null | Support::Nothing => Device::Null(null::State::new(total(null::TOTAL_MEMORY))),
         };
-        Self { device, charge }
+        Self {
+            device,
+            charge,
+            logged: 0,
+        }
     }
 }
 
@@ -297,16 +317,13 @@ fn work_of(call: &AnyCall<'_>) -> Option<Work> {
         | AnyCall::CudaMemset(_)
         | AnyCall::CudaMemsetAsync(_)
         | AnyCall::CudaMemset2DAsync(_) => Some(Work::Transfer),
+        // Modules are read when they are asked for a kernel first.
         AnyCall::CudaLaunchKernel(_) | AnyCall::BasaltModuleGetFunction(_) => Some(Work::Launch),
+        // What a library computes is in memory that the call names.
         other => {
-            let op = other.op();
-            let named = accel_proto::cuda::table::COMMANDS
-                .iter()
-                .find(|command| command.op == Some(op));
-            let computes = |since: &str| matches!(since, "cublas" | "cublas_lt" | "cudnn" | "curand");
-            named
-                .is_some_and(|command| computes(command.since))
-                .then_some(Work::Launch)
+            let mut names_memory = false;
+            other.effects(&mut |_, object| names_memory |= matches!(object, Object::Svm(_)));
+            names_memory.then_some(Work::Launch)
         }
     }
 }
@@ -328,17 +345,7 @@ fn clear_copy(client: &Client, call: &AnyCall<'_>) {
 
 /// No bytes are computed here; what a client reads is the same each time, and nobody else's.
 fn zero(region: &Region, length: u64) {
-    const ZEROES: [u8; 4096] = [0; 4096];
-    let mut at = 0;
-    while let left @ 1.. = length - at {
-        let piece = left.min(ZEROES.len() as u64);
-        let zeroes = ZEROES
-            .get(..usize::try_from(piece).unwrap_or_default())
-            .unwrap_or_default();
-        if let Err(error) = region.write(at, zeroes) {
-            log::warn!("a client's copy is not in its window: {error}");
-            return;
-        }
-        at += piece;
+    if let Err(error) = region.zero(0, length) {
+        log::warn!("a client's copy is not in its window: {error}");
     }
 }

@@ -84,6 +84,8 @@ pub struct Server {
     /// Clients that are served, by numbers of their own.
     connected: Mutex<BTreeMap<u64, Connected>>,
     settings: Settings,
+    /// How long records may be left, where it is not the back end that says.
+    coalesce: Option<Duration>,
     clients: AtomicUsize,
 }
 
@@ -135,7 +137,26 @@ impl Server {
             tenant,
             connected: Mutex::default(),
             settings,
+            coalesce: None,
             clients: AtomicUsize::new(0),
+        }
+    }
+
+    /// The same, which may leave records that nobody waits for in their rings for so long, whatever its back end is
+    /// ([`ServerEnd::coalesce`]).
+    #[must_use]
+    pub fn coalescing(self, most: Duration) -> Self {
+        Self {
+            coalesce: Some(most),
+            ..self
+        }
+    }
+
+    /// For how long records may be left: a back end that computes nothing has nothing to begin early with.
+    fn coalesce(&self) -> Option<Duration> {
+        match self.backend.name() {
+            "null" => self.coalesce,
+            _ => self.coalesce.or(Some(accel_transport::COALESCE)),
         }
     }
 
@@ -368,7 +389,8 @@ impl Server {
         known: impl FnOnce() -> T,
         counted: Counted<'_>,
     ) -> Result<(), Error> {
-        let ends = std::mem::take(&mut connection.ends);
+        let mut ends = std::mem::take(&mut connection.ends);
+        ends.iter_mut().for_each(|end| end.coalesce(self.coalesce()));
         log::info!(
             "a client with {} threads by {}, on {}",
             ends.len(),

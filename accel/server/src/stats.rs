@@ -143,7 +143,8 @@ fn time(meter: &Meter) -> TimeStats {
     }
 }
 
-fn name_of(op: u16) -> String {
+/// A command's name, or its number where it has none.
+pub(crate) fn name_of(op: u16) -> String {
     let mut all = opencl::table::COMMANDS.iter().chain(cuda::table::COMMANDS);
     let found = all.find(|command| command.op == Some(op));
     found.map_or_else(|| format!("{op:#06x}"), |command| command.name.to_owned())

@@ -24,6 +24,7 @@ use wire::ring::{Region, Sequence};
 
 use crate::busy_poll::BusyPoll;
 use crate::channel::Channel;
+use crate::coalesce::{self, Coalesce};
 use crate::end::{Counters, Way};
 use crate::greeting::{
     Agreement, Hello, MORE, Memory, Wake, Welcome, bytes_of, receive, receive_all, receive_bytes, send, unsound,
@@ -515,7 +516,9 @@ impl Agreement {
             _ => Placement::Anywhere,
         };
         let rings = (rings.completions, rings.submissions);
-        Ok(ring_end(self.busy_poll, window, rings, (signal, peer, placement)))
+        let mut end = ring_end(self.busy_poll, window, rings, (signal, peer, placement));
+        end.leave_records(Some(coalesce::DEFAULT));
+        Ok(end)
     }
 }
 
@@ -537,6 +540,7 @@ fn ring_end(
     (outgoing, incoming): (wire::ring::Producer, wire::ring::Consumer),
     (signal, peer, placement): (Box<dyn Signal>, Peer, Placement),
 ) -> RingEnd {
+    let batch = BATCH.min(window.geometry().records() / 2);
     RingEnd {
         outgoing,
         incoming,
@@ -544,8 +548,10 @@ fn ring_end(
         peer,
         poll: BusyPoll::up_to(busy_poll),
         placement,
-        batch: BATCH.min(u64::from(window.geometry().records() / 2)),
+        batch,
+        is_left: false,
         since: None,
+        coalesce: Coalesce::of(1),
         next: None,
         counters: Counters::default(),
     }

@@ -258,6 +258,15 @@ pub struct ServerEnd {
 }
 
 impl ServerEnd {
+    /// How long records of a ring that nobody waits for may be left there, so that several are taken together: 50 us if nobody says another
+    /// time; if it is zero, each is taken at once, and without one, half of a ring's may be left for some milliseconds. What a client
+    /// waits for is taken at once.
+    pub fn coalesce(&mut self, most: Option<Duration>) {
+        if let Way::Ring(end) = &mut self.way {
+            end.leave_records(most);
+        }
+    }
+
     /// The next request; `None` waits for ever. Answers that were put go before.
     ///
     /// # Errors

@@ -12,6 +12,7 @@
 
 mod busy_poll;
 mod channel;
+mod coalesce;
 mod connection;
 mod end;
 mod error;
@@ -27,6 +28,7 @@ mod stream_end;
 pub mod tls;
 mod transport;
 
+pub use coalesce::DEFAULT as COALESCE;
 pub use connection::{ClientConnection, Offer, ServerConnection, Settings, accept, connect};
 pub use end::{ClientEnd, Counters, ServerEnd};
 pub use error::{Error, Protocol};

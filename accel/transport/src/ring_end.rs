@@ -11,16 +11,14 @@ use serde::{Deserialize, Serialize};
 use wire::ring::{Consumer, ConsumerPosition, Producer, ProducerPosition, Record};
 
 use crate::busy_poll::BusyPoll;
+use crate::coalesce::{Coalesce, Sleep};
 use crate::end::Counters;
 use crate::peer::Peer;
 use crate::placement::Placement;
 use crate::{Error, Signal};
 
 /// Records that travel together at most.
-pub(crate) const BATCH: u64 = 32;
-
-/// Who puts a record finds that those before it have waited for so long: they go.
-const BATCH_TIME: Duration = Duration::from_micros(50);
+pub(crate) const BATCH: u32 = 32;
 
 /// What is waited for.
 #[derive(Clone, Copy, Debug)]
@@ -48,9 +46,13 @@ pub(crate) struct RingEnd {
     pub(crate) poll: BusyPoll,
     pub(crate) placement: Placement,
     /// Records that travel together at most; half of a small ring.
-    pub(crate) batch: u64,
-    /// When the first of those was put that were not published.
+    pub(crate) batch: u32,
+    /// Records were published for which the other side was not woken.
+    pub(crate) is_left: bool,
+    /// Since when one that sleeps has left them, where it says for how long.
     pub(crate) since: Option<Instant>,
+    /// A server's: what it leaves.
+    pub(crate) coalesce: Coalesce,
     pub(crate) next: Option<Record>,
     pub(crate) counters: Counters,
 }
@@ -74,19 +76,32 @@ impl Patience {
 }
 
 impl RingEnd {
-    /// Puts a record, and tells its number. It goes when [`BATCH`] have been put, when the first of them has waited for
-    /// [`BATCH_TIME`], or by [`RingEnd::flush`].
+    /// Puts a record, and tells its number. It is there at once, and the other side is woken for it as far as it has asked to be.
     pub(crate) fn send(&mut self, record: &Record, most: Duration) -> Result<u64, Error> {
         let number = self.put(record, most)?;
-        let now = Instant::now();
-        let since = *self.since.get_or_insert(now);
-        if now.duration_since(since) >= BATCH_TIME {
-            self.flush()?;
+        match self.outgoing.publish() {
+            true => self.wake()?,
+            false => self.leave()?,
         }
         Ok(number)
     }
 
-    /// The same without a look at the clock, for records that go soon anyway.
+    /// What was published may lie there for as long as the other side says.
+    fn leave(&mut self) -> Result<(), Error> {
+        self.is_left = true;
+        let patience = self.outgoing.patience();
+        if patience == u32::MAX || !self.outgoing.consumer_may_sleep() {
+            self.since = None;
+            return Ok(());
+        }
+        let since = *self.since.get_or_insert_with(Instant::now);
+        match since.elapsed() >= Duration::from_micros(patience.into()) {
+            true => self.wake(),
+            false => Ok(()),
+        }
+    }
+
+    /// The same of a record that a flush follows soon.
     pub(crate) fn put(&mut self, record: &Record, most: Duration) -> Result<u64, Error> {
         let number = loop {
             if let Some(number) = self.outgoing.push(record)? {
@@ -96,22 +111,39 @@ impl RingEnd {
             self.wait(Want::Space, Some(most))?;
         };
         self.counters.sent += 1;
-        if self.outgoing.unpublished() >= self.batch {
+        if self.outgoing.unpublished() >= u64::from(self.batch) {
             self.flush()?;
         }
         Ok(number)
     }
 
-    /// Lets all that was put go.
+    /// What comes in and is not waited for may lie there for that long, or if that is nothing for as long as this side leaves it.
+    pub(crate) fn leave_records(&mut self, most: Option<Duration>) {
+        let half = self.outgoing.capacity() / 2;
+        let (patience, batch) = match most {
+            Some(most) if most.is_zero() => (0, 1),
+            Some(most) => {
+                let micros = u32::try_from(most.as_micros()).unwrap_or(u32::MAX - 1);
+                (micros.clamp(1, u32::MAX - 1), half.min(BATCH))
+            }
+            None => (u32::MAX, half),
+        };
+        self.incoming.leave_for(patience);
+        self.coalesce = Coalesce::of(batch);
+    }
+
+    /// Lets all that was put go, and wakes the other side if it sleeps, whatever it has asked for.
     pub(crate) fn flush(&mut self) -> Result<(), Error> {
+        let is_left = std::mem::take(&mut self.is_left) || self.outgoing.unpublished() > 0;
         self.since = None;
-        match self.outgoing.publish() {
+        match self.outgoing.publish() || is_left && self.outgoing.consumer_may_sleep() {
             true => self.wake(),
             false => Ok(()),
         }
     }
 
     fn wake(&mut self) -> Result<(), Error> {
+        (self.is_left, self.since) = (false, None);
         self.placement.before_wake();
         self.counters.bells += 1;
         self.signal.wake()
@@ -188,7 +220,11 @@ impl RingEnd {
         if self.incoming.release() {
             self.wake()?;
         }
-        if self.arm(want)? {
+        let sleep = match want {
+            Want::Record => self.coalesce.next(),
+            Want::Space => Sleep::UNTIL_ONE,
+        };
+        if self.arm(want, sleep)? {
             return Ok(());
         }
         if self.peer.is_gone() {
@@ -198,12 +234,14 @@ impl RingEnd {
             Want::Record => "a record",
             Want::Space => "space for a record",
         };
-        let most = patience.left(what)?.min(self.peer.looks());
+        let most = patience.left(what)?.min(self.peer.looks()).min(sleep.most);
         self.counters.sleeps += 1;
-        let begun = self.poll.is_used().then(Instant::now);
+        let begun = (self.poll.is_used() || self.coalesce.is_used()).then(Instant::now);
         let woken = self.signal.wait(seen, most)?;
         if let Some(begun) = begun {
-            self.poll.slept(begun.elapsed());
+            let long = begun.elapsed();
+            self.poll.slept(long);
+            self.coalesce.slept(sleep, long, woken || self.incoming.has_record());
         }
         if self.placement.after_sleep()? {
             self.counters.moves += 1;
@@ -214,9 +252,9 @@ impl RingEnd {
         }
     }
 
-    fn arm(&mut self, want: Want) -> Result<bool, Error> {
+    fn arm(&mut self, want: Want, sleep: Sleep) -> Result<bool, Error> {
         Ok(match want {
-            Want::Record => self.incoming.arm(),
+            Want::Record => self.incoming.arm_for(sleep.records),
             Want::Space => self.outgoing.arm()?,
         })
     }

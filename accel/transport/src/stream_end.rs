@@ -97,7 +97,7 @@ impl StreamEnd {
             .extend_from_slice(&record.with_sequence(number).to_bytes());
         self.sent += 1;
         self.counters.sent += 1;
-        if self.outgoing.len() as u64 >= BATCH * RECORD_LEN as u64 {
+        if self.outgoing.len() as u64 >= u64::from(BATCH) * RECORD_LEN as u64 {
             self.flush(Some(most))?;
         }
         Ok(number)

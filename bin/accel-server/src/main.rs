@@ -91,7 +91,11 @@ fn control(options: &Options) -> Result<Option<UnixListener>> {
 
 /// A server with its limits, which tells statistics if it is to, and how many served before it.
 fn server(options: &Options, backend: Backend, control: Option<(&UnixListener, u64)>) -> Result<Arc<Server>> {
-    let server = Arc::new(Server::with_limits(backend, options.settings(), &options.limits)?);
+    let server = Server::with_limits(backend, options.settings(), &options.limits)?;
+    let server = Arc::new(match options.coalesce {
+        Some(most) => server.coalescing(most),
+        None => server,
+    });
     if let Some((control, restarts)) = control {
         server.tell_stats(control.try_clone()?, restarts)?;
     }

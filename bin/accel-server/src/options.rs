@@ -23,9 +23,9 @@ const HELP: &str = "\
 basalt-accel-server: carries out forwarded calls of an accelerator's API (see docs/accel.md)
 
 Usage: basalt-accel-server --socket PATH --backend opencl|cuda|null|reference [--library PATH]
-                           [--arena SIZE] [--threads NUMBER] [--transports LIST] [--busy-poll MICROS] [--memory SIZE]
-                           [--arbiter PATH] [--inflight NUMBER] [--control PATH] [--log-level LEVEL]
-                           [--jail [what it is like]]
+                           [--arena SIZE] [--threads NUMBER] [--transports LIST] [--busy-poll MICROS]
+                           [--coalesce MICROS] [--memory SIZE] [--arbiter PATH] [--inflight NUMBER] [--control PATH]
+                           [--log-level LEVEL] [--jail [what it is like]]
        basalt-accel-server --listen ADDRESS:PORT --tls-cert FILE --tls-key FILE [--tls-client-ca FILE] --backend ...
        basalt-accel-server --vsock-fd FD --window-fd FD --driver-fd FD --musl-driver-fd FD --ready-fd FD [--save-fd FD]
                            [--restore-fd FD] [--arbiter-fd FD] [--control-fd FD] --backend ... (the node's daemon does that)
@@ -58,6 +58,8 @@ Usage: basalt-accel-server --socket PATH --backend opencl|cuda|null|reference [-
   --threads NUMBER   the most threads of a client that can call at a time; 32
   --transports LIST  how records may travel: spin, bell, same-cpu, stream, synchronous, with commas; what fits this host
   --busy-poll MICROS how long who waits for a record looks for it before it sleeps, at most; spin 50, bell 10, others 0
+  --coalesce MICROS  how long records that nobody waits for may be left, so that a server that sleeps is not woken for each; 50,
+                     and with the back end null as long as half of a ring is free
   --memory SIZE      memory of the accelerator that all clients together may have; as much as it has
   --arbiter PATH     the socket of an arbiter that divides the accelerator's time; nothing limits it while nobody listens there
   --inflight NUMBER  commands that all clients together may have on the accelerator; 256 with an arbiter, 4096 without
@@ -127,6 +129,7 @@ pub(crate) struct Options {
     pub(crate) threads: u32,
     pub(crate) transports: Vec<Transport>,
     pub(crate) busy_poll: Option<Duration>,
+    pub(crate) coalesce: Option<Duration>,
     /// The machine has the window's pages pinned.
     pub(crate) pinned: bool,
     pub(crate) limits: TenantLimits,
@@ -175,7 +178,7 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
     let mut arena = ByteSize(256 << 20);
     let mut threads = 32;
     let mut transports = None;
-    let (mut busy_poll, mut pinned) = (None, false);
+    let (mut busy_poll, mut coalesce, mut pinned) = (None, None, false);
     let (mut limits, mut control) = (TenantLimits::default(), None);
     let mut log_level = LevelFilter::Warn;
     let mut jail = confine::Flags::default();
@@ -199,10 +202,8 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
             Long("threads") => threads = parser.value()?.parse()?,
             Long("transports") => transports = Some(list(&parser.value()?.string()?)?),
             Long("pinned") => pinned = true,
-            Long("busy-poll") => {
-                let micros: u32 = parser.value()?.parse()?;
-                busy_poll = Some(Duration::from_micros(micros.into()));
-            }
+            Long("busy-poll") => busy_poll = Some(micros(&mut parser)?),
+            Long("coalesce") => coalesce = Some(micros(&mut parser)?),
             Long("memory") => limits.memory = Some(parser.value()?.parse::<ByteSize>()?.0),
             Long("arbiter") => limits.arbiter = Some(PathBuf::from(parser.value()?)),
             Long("inflight") => limits.in_flight = Some(parser.value()?.parse()?),
@@ -249,6 +250,7 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
         threads,
         transports: transports.unwrap_or_else(|| Transport::preferred(cpus).to_vec()),
         busy_poll,
+        coalesce,
         pinned,
         limits,
         control,
@@ -356,6 +358,11 @@ impl Remote {
 }
 
 /// Names with commas.
+fn micros(parser: &mut lexopt::Parser) -> Result<Duration> {
+    let micros: u32 = lexopt::ValueExt::parse(&parser.value()?)?;
+    Ok(Duration::from_micros(micros.into()))
+}
+
 fn list(names: &str) -> Result<Vec<Transport>> {
     let found: Result<Vec<Transport>, _> = names.split(',').map(str::parse).collect();
     found.with_context(|| format!("--transports {names}"))

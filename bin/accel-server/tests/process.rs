@@ -8,6 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use accel_arbiter::{Arbiter, Share};
+use accel_proto::cuda::{CudaMalloc, CudaMemGetInfo};
 use accel_proto::opencl::GetPlatformIDs;
 use accel_proto::{Record, Span};
 use accel_transport::{Error, Offer, Transport, connect};
@@ -123,6 +124,35 @@ fn clients_are_served_and_notice_its_end() {
         assert!(matches!(ended, Err(Error::PeerGone)), "{ended:?}");
         assert!(begin.elapsed() < Duration::from_secs(5));
     }
+}
+
+#[test]
+fn the_back_end_reference_has_memory_of_cuda_within_its_limit() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("a.sock");
+    let mut command = program();
+    command.arg("--socket").arg(&socket);
+    command.args(["--backend=reference", "--arena=1m", "--memory=3m", "--transports=bell"]);
+    let _server = Started(command.spawn().unwrap());
+    let offer = Offer {
+        transports: vec![Transport::Bell],
+        pairs: 1,
+        patience: MOST,
+    };
+    let mut client = connect(PacketSocket::from_fd(reach(&socket)), &offer).unwrap();
+    let mut end = client.ends.remove(0);
+    let mut ask = |record: Record| {
+        let record = wire::ring::Record::from_bytes(record.as_bytes());
+        end.call(&record, MOST).unwrap().to_bytes()
+    };
+    for (dev_ptr, status) in [(1 << 32, 0), (2 << 32, 2)] {
+        let call = CudaMalloc { dev_ptr, size: 2 << 20 };
+        let answer = ask(Record::call(&call, 0, true).unwrap());
+        assert_eq!(answer[16..20], [status, 0, 0, 0]);
+    }
+    let answer = ask(Record::call(&CudaMemGetInfo {}, 0, true).unwrap());
+    let number = |at: usize| u64::from_le_bytes(answer[at..at + 8].try_into().unwrap());
+    assert_eq!((answer[16], number(20), number(28)), (0, 1 << 20, 3 << 20));
 }
 
 #[test]

@@ -54,7 +54,12 @@ fn live(input: &[u8]) -> u64 {
             3 => Ok(consumer.release()),
             4 => producer.arm(),
             5 => {
-                let index = [Index::Head, Index::RecordEvent, Index::SpaceEvent][usize::from(place % 3)];
+                let index = [
+                    Index::Head,
+                    Index::RecordEvent,
+                    Index::RecordPatience,
+                    Index::SpaceEvent,
+                ][usize::from(place % 4)];
                 peer.store_index(index, value, Ordering::Relaxed);
                 Ok(false)
             }

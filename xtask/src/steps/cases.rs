@@ -26,6 +26,8 @@ const LIMIT: Duration = Duration::from_secs(60 * 60);
 const SETUP_LIMIT: Duration = Duration::from_secs(5 * 60);
 /// Where the case `package` looks.
 const PACKAGES_IN_LAB: &str = "/opt/basalt/bin/basalt-packages";
+/// Where the case `cuda` looks.
+const CUDA_IN_LAB: &str = "/opt/basalt/bin/basalt-cuda-programs";
 /// Where the runner keeps what cases leave (its default), and where it does for those that are run once more.
 const LOGS: &str = "/var/lib/basalt/cases";
 const LOGS_AGAIN: &str = "/var/lib/basalt/cases-again";
@@ -90,6 +92,7 @@ impl Site {
         let names = listed.out;
         let mut sum = Sum::default();
         let ran = if context.kvm {
+            crate::cuda_programs::for_cases(context)?;
             run(context, task, self.lab(), &["run"]).map(|finished| sum.add(&finished))
         } else {
             self.run_in_lab(context, task, &names, &mut sum)
@@ -162,6 +165,9 @@ fn bring_programs(context: &Context, task: &mut Task, lab: Lab) -> Result<()> {
     let packages = super::package::for_tests(context);
     let mut push = lab_command_in(context, lab, &["push"]);
     task.run_within(push.args(packages).arg(PACKAGES_IN_LAB), SETUP_LIMIT)?;
+    let mut push = lab_command_in(context, lab, &["push"]);
+    push.args(crate::cuda_programs::for_cases(context)?);
+    task.run_within(push.arg(CUDA_IN_LAB), SETUP_LIMIT)?;
     Ok(())
 }
 

@@ -252,7 +252,8 @@ pub(crate) fn long() -> Vec<Step> {
     );
     steps.push(in_lab(FAST_EMULATOR));
     steps.push(package::packages_for_tests().after(&["assets"]));
-    let fast = ["first-sandbox", "fast-emulator", "module", "package"];
+    steps.push(recipe(nvcc::RECIPE, HINT_NVCC).after(&["apt-packages"]));
+    let fast = ["first-sandbox", "fast-emulator", "module", "package", "cuda-clients"];
     steps.push(cases::fast_cases().after(&fast).follows(&["torch"]));
     steps
 }
@@ -274,6 +275,7 @@ pub(crate) fn test() -> Vec<Step> {
     let images = [REDIS, NODE, BASE].map(|image| recipe(image, HINT_IMAGE));
     steps.extend(images.map(|step| step.after(&["apt-packages"])));
     steps.push(recipe(e2b::CLIENTS, HINT_SDKS).after(&["apt-packages"]));
+    steps.push(recipe(nvcc::RECIPE, HINT_NVCC).after(&["apt-packages"]));
     // Nobody waits for these before the lab is up.
     let clients = [e2b_api::SCHEMATHESIS, ui::CLIENT].map(|client| recipe(client, HINT_SDKS));
     steps.extend(clients.map(|step| step.after(&["apt-packages"]).in_background()));
@@ -304,7 +306,7 @@ pub(crate) fn test() -> Vec<Step> {
     let before = ["other-images", "module-package"];
     steps.push(
         cases::cases()
-            .after(&["first-sandbox", "package", "module"])
+            .after(&["first-sandbox", "package", "module", "cuda-clients"])
             .follows(&before),
     );
     let tested = [
@@ -325,7 +327,6 @@ pub(crate) fn test() -> Vec<Step> {
             .after(&["apt-packages"])
             .in_background(),
     );
-    steps.push(recipe(nvcc::RECIPE, HINT_NVCC).after(&["apt-packages"]).in_background());
     let programs = nvcc::step().after(&["accelerator", "cuda-clients"]);
     steps.push(programs.follows(&["accel-clients"]).in_background());
     steps.push(e2b_api::api().after(&["binaries", "e2b-clients"]));

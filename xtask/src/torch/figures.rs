@@ -1,4 +1,4 @@
-//! What a step of each model calls and takes, without a server and with one, in turn.
+//! What a step of each model calls and takes, without a server, with one, and with one that is waited for by each call, in turn.
 //!
 //! Knows the script's lines; what they mean for the product is docs/accel-cuda.md's.
 
@@ -41,13 +41,51 @@ struct Line {
     median_ms: f64,
 }
 
+/// Where calls end, and how.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Side {
+    /// In the process.
+    InProcess,
+    /// At a server.
+    Forwarded,
+    /// The same, each of them by a request and an answer, as GVirtuS has it.
+    Synchronous,
+}
+
+impl Side {
+    const ALL: [Self; 3] = [Self::InProcess, Self::Forwarded, Self::Synchronous];
+
+    /// Steps of it: those that are waited for call by call take a hundred times as long.
+    fn steps(self, steps: usize) -> usize {
+        match self {
+            Self::InProcess | Self::Forwarded => steps,
+            Self::Synchronous => steps.div_ceil(10),
+        }
+    }
+
+    fn environment(self, command: &mut Command, socket: &Path) {
+        command
+            .env("BASALT_ACCEL_SOCKET", socket)
+            .env_remove("BASALT_ACCEL_TRANSPORT")
+            .env_remove("BASALT_ACCEL_CUDA");
+        match self {
+            Self::InProcess => _ = command.env("BASALT_ACCEL_CUDA", "in-process"),
+            Self::Forwarded => {}
+            Self::Synchronous => {
+                command
+                    .env("BASALT_ACCEL_CUDA", "synchronous")
+                    .env("BASALT_ACCEL_TRANSPORT", "synchronous");
+            }
+        }
+    }
+}
+
 /// A model's step: what it calls, and for each side the least and the median of each round.
 #[derive(Debug, Clone)]
 pub(super) struct Row {
     name: String,
     counts: [f64; 3],
-    in_process: Vec<[f64; 2]>,
-    forwarded: Vec<[f64; 2]>,
+    sides: [Vec<[f64; 2]>; 3],
 }
 
 /// A server of ours, which ends with this.
@@ -59,7 +97,12 @@ impl Server {
         command
             .arg("--socket")
             .arg(socket)
-            .args(["--backend", "null"])
+            .args([
+                "--backend",
+                "null",
+                "--transports",
+                "spin,same-cpu,bell,stream,synchronous",
+            ])
             .stdin(Stdio::null());
         let mut server = Self(
             command
@@ -121,22 +164,28 @@ pub(super) fn measure(
     let _server = Server::start(places, &socket)?;
     let mut rows: BTreeMap<usize, Row> = BTreeMap::new();
     for _ in 0..rounds.max(1) {
-        for forwarded in [false, true] {
-            let lines = run(task, places, models, steps, forwarded.then_some(socket.as_path()))?;
+        for side in Side::ALL {
+            let lines = run(task, places, models, steps, (side, &socket))?;
             for (index, line) in lines.into_iter().enumerate() {
-                add(&mut rows, index, &line, forwarded)?;
+                add(&mut rows, index, &line, side)?;
             }
         }
     }
     Ok(rows.into_values().collect())
 }
 
-fn run(task: &mut Task, places: &Places, models: &[&str], steps: usize, socket: Option<&Path>) -> Result<Vec<Line>> {
+fn run(
+    task: &mut Task,
+    places: &Places,
+    models: &[&str],
+    steps: usize,
+    (side, socket): (Side, &Path),
+) -> Result<Vec<Line>> {
     let mut command = Command::new("python3");
     command
         .arg("-B")
         .arg(&places.script)
-        .arg(steps.to_string())
+        .arg(side.steps(steps).to_string())
         .args(models);
     command
         .env("PYTHONPATH", &places.wheel)
@@ -145,12 +194,7 @@ fn run(task: &mut Task, places: &Places, models: &[&str], steps: usize, socket: 
     command
         .env("TORCH_CUDNN_V8_API_DISABLED", "1")
         .env("BASALT_ACCEL_DEBUG", "1");
-    match socket {
-        Some(socket) => command
-            .env("BASALT_ACCEL_SOCKET", socket)
-            .env_remove("BASALT_ACCEL_CUDA"),
-        None => command.env("BASALT_ACCEL_CUDA", "in-process"),
-    };
+    side.environment(&mut command, socket);
     let finished = task.run_within(&mut command, LIMIT)?;
     let lines: Vec<Line> = finished
         .out
@@ -168,8 +212,8 @@ fn run(task: &mut Task, places: &Places, models: &[&str], steps: usize, socket: 
     Ok(lines)
 }
 
-/// A side's line. Both sides call the same, and nothing that is not served.
-fn add(rows: &mut BTreeMap<usize, Row>, index: usize, line: &Line, forwarded: bool) -> Result<()> {
+/// A side's line. All sides call the same, and nothing that is not served.
+fn add(rows: &mut BTreeMap<usize, Row>, index: usize, line: &Line, side: Side) -> Result<()> {
     let name = format!("{}, {}", line.model, line.what);
     let counts = [line.calls, line.sent, line.sync];
     if line.not_served > 0.0 {
@@ -181,8 +225,7 @@ fn add(rows: &mut BTreeMap<usize, Row>, index: usize, line: &Line, forwarded: bo
     let row = rows.entry(index).or_insert_with(|| Row {
         name: name.clone(),
         counts,
-        in_process: Vec::new(),
-        forwarded: Vec::new(),
+        sides: Default::default(),
     });
     // What crosses is decided by the program alone.
     if row.name != name
@@ -197,12 +240,7 @@ fn add(rows: &mut BTreeMap<usize, Row>, index: usize, line: &Line, forwarded: bo
             row.counts
         );
     }
-    let times = [line.least_ms, line.median_ms];
-    if forwarded {
-        row.forwarded.push(times)
-    } else {
-        row.in_process.push(times)
-    }
+    row.sides[side as usize].push([line.least_ms, line.median_ms]);
     Ok(())
 }
 
@@ -213,21 +251,25 @@ fn best(rounds: &[[f64; 2]]) -> [f64; 2] {
     })
 }
 
-/// For people.
+/// For people. The last two columns are how many times as long a step takes that is forwarded, and one whose calls are waited for, as
+/// one without a server and as one that is forwarded.
 pub(super) fn table(rows: &[Row]) -> Vec<String> {
     let mut lines = vec![
-        "model                calls  local  async  sync   in-process ms   forwarded ms    ratio".to_owned(),
-        "                                                 least   median  least   median  least  median".to_owned(),
+        "model                calls  local  async  sync   in-process ms   forwarded ms     synchronous ms  forwarded  synchr."
+            .to_owned(),
+        "                                                 least   median  least   median   least   median  / in-pr.   / forw."
+            .to_owned(),
     ];
     for row in rows {
         let [calls, sent, asked] = row.counts;
-        let ([one, one_median], [two, two_median]) = (best(&row.in_process), best(&row.forwarded));
+        let [[one, one_median], [two, two_median], [three, three_median]] =
+            row.sides.each_ref().map(|rounds| best(rounds));
         lines.push(format!(
-            "{:<18} {calls:>7.0} {:>6.0} {sent:>6.0} {asked:>5.0}   {one:>5.2}   {one_median:>5.2}   {two:>5.2}   {two_median:>5.2}   {:>5.2}  {:>5.2}",
+            "{:<18} {calls:>7.0} {:>6.0} {sent:>6.0} {asked:>5.0}   {one:>5.2}   {one_median:>6.2}   {two:>5.2}   {two_median:>6.2}  {three:>6.2}   {three_median:>6.2}  {:>8.2}  {:>8.1}",
             row.name,
             calls - sent - asked,
             two / one,
-            two_median / one_median
+            three / two
         ));
     }
     lines
@@ -254,21 +296,22 @@ mod tests {
     #[test]
     fn rounds_are_put_together_by_their_least() {
         let mut rows = BTreeMap::new();
-        for (least, forwarded) in [(2.0, false), (3.0, true), (1.0, false), (2.0, true)] {
-            add(&mut rows, 0, &line(900.0, 0.0, least), forwarded).unwrap();
+        let [first, second, third] = Side::ALL;
+        for (least, side) in [(2.0, first), (3.0, second), (1.0, first), (2.0, second), (30.0, third)] {
+            add(&mut rows, 0, &line(900.0, 0.0, least), side).unwrap();
         }
         let table = table(&rows.clone().into_values().collect::<Vec<_>>());
         assert!(
             table[2].starts_with(
-                "lenet, train           900    856     40     4    1.00    2.00    2.00    4.00    2.00   2.00"
+                "lenet, train           900    856     40     4    1.00     2.00    2.00     4.00   30.00    60.00      2.00      15.0"
             ),
             "{table:?}"
         );
-        let error = add(&mut rows, 0, &line(800.0, 0.0, 1.0), false)
+        let error = add(&mut rows, 0, &line(800.0, 0.0, 1.0), first)
             .unwrap_err()
             .to_string();
         assert!(error.contains("800") && error.contains("900"), "{error}");
-        let error = add(&mut rows, 0, &line(900.0, 2.0, 1.0), false)
+        let error = add(&mut rows, 0, &line(900.0, 2.0, 1.0), first)
             .unwrap_err()
             .to_string();
         assert!(error.contains("2 calls a step are not served"), "{error}");

@@ -309,7 +309,7 @@ pub(crate) unsafe fn copy(
                     kind,
                     stream,
                 };
-                connection.fetch(piece, call)?;
+                connection.fetch(piece, stream.raw(), call)?;
                 at += count;
             }
             Ok(())

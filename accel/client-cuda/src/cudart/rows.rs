@@ -174,7 +174,7 @@ impl Rows {
                 self.call(self.to(first), Memory::Arena(span), (kind, stream))
             });
         }
-        connection.fetch(&mut packed, |span| {
+        connection.fetch(&mut packed, stream, |span| {
             self.call(Memory::Arena(span), self.from(first), (kind, stream))
         })?;
         for (place, row) in packed.chunks_exact(self.width).zip(first..) {

@@ -61,21 +61,12 @@ unsafe fn set_tensor(descriptor: P, data_type: i32, dims: [i32; 4], strides: [i3
     unsafe { set(descriptor, parts::CUDNN_SET_TENSOR_ND_DESCRIPTOR, &numbers) }
 }
 
-pub(crate) unsafe fn cudnnSetTensor4dDescriptor(
-    tensor_desc: P,
-    format: i32,
-    data_type: i32,
-    n: i32,
-    c: i32,
-    h: i32,
-    w: i32,
-) -> i32 {
+pub(crate) unsafe fn cudnnSetTensor4dDescriptor(tensor_desc: P, format: i32, data_type: i32, dims: [i32; 4]) -> i32 {
     let order = match format {
         NCHW => [0, 1, 2, 3],
         NHWC => [0, 2, 3, 1],
         _ => return CUDNN_STATUS_NOT_SUPPORTED,
     };
-    let dims = [n, c, h, w];
     match strides(dims, order) {
         // SAFETY: 1. the program's descriptor is one that it was given.
         Some(strides) => unsafe { set_tensor(tensor_desc, data_type, dims, strides) },
@@ -86,42 +77,23 @@ pub(crate) unsafe fn cudnnSetTensor4dDescriptor(
 pub(crate) unsafe fn cudnnSetTensor4dDescriptorEx(
     tensor_desc: P,
     data_type: i32,
-    n: i32,
-    c: i32,
-    h: i32,
-    w: i32,
-    n_stride: i32,
-    c_stride: i32,
-    h_stride: i32,
-    w_stride: i32,
+    dims: [i32; 4],
+    strides: [i32; 4],
 ) -> i32 {
-    let dims = [n, c, h, w];
     if dims.iter().any(|size| *size <= 0) {
         return CUDNN_STATUS_BAD_PARAM;
     }
     // SAFETY: 1. the program's descriptor is one that it was given.
-    unsafe { set_tensor(tensor_desc, data_type, dims, [n_stride, c_stride, h_stride, w_stride]) }
+    unsafe { set_tensor(tensor_desc, data_type, dims, strides) }
 }
 
-pub(crate) unsafe fn cudnnGetTensor4dDescriptor(
-    tensor_desc: P,
-    data_type: *mut i32,
-    n: *mut i32,
-    c: *mut i32,
-    h: *mut i32,
-    w: *mut i32,
-    n_stride: *mut i32,
-    c_stride: *mut i32,
-    h_stride: *mut i32,
-    w_stride: *mut i32,
-) -> i32 {
+pub(crate) unsafe fn cudnnGetTensor4dDescriptor(tensor_desc: P, data_type: *mut i32, places: [*mut i32; 8]) -> i32 {
     // SAFETY: 1. the program's descriptor is one that it was given.
     let Some((kept, dims, strides)) = tensor(unsafe { descriptor::get(&tensor_desc) }) else {
         return CUDNN_STATUS_BAD_PARAM;
     };
     // SAFETY: 1. the program has a place for it, or NULL.
     unsafe { stub::put(data_type, kept) };
-    let places = [n, c, h, w, n_stride, c_stride, h_stride, w_stride];
     for (place, number) in places.into_iter().zip(dims.into_iter().chain(strides)) {
         // SAFETY: 1. the same.
         unsafe { stub::put(place, number) };
@@ -152,10 +124,7 @@ pub(crate) unsafe fn cudnnSetFilter4dDescriptor(
     filter_desc: P,
     data_type: i32,
     format: i32,
-    k: i32,
-    c: i32,
-    h: i32,
-    w: i32,
+    [k, c, h, w]: [i32; 4],
 ) -> i32 {
     if [k, c, h, w].iter().any(|size| *size <= 0) {
         return CUDNN_STATUS_BAD_PARAM;
@@ -167,12 +136,7 @@ pub(crate) unsafe fn cudnnSetFilter4dDescriptor(
 
 pub(crate) unsafe fn cudnnSetConvolution2dDescriptor(
     conv_desc: P,
-    pad_h: i32,
-    pad_w: i32,
-    u: i32,
-    v: i32,
-    dilation_h: i32,
-    dilation_w: i32,
+    [pad_h, pad_w, u, v, dilation_h, dilation_w]: [i32; 6],
     mode: i32,
     compute_type: i32,
 ) -> i32 {
@@ -186,7 +150,7 @@ pub(crate) unsafe fn cudnnSetConvolution2dDescriptor(
 }
 
 /// How many places a window has along one side.
-fn places(size: i32, pad: i32, window: i32, stride: i32) -> Option<i32> {
+fn positions(size: i32, pad: i32, window: i32, stride: i32) -> Option<i32> {
     let free = pad.checked_mul(2)?.checked_add(size)?.checked_sub(window)?;
     (free >= 0).then(|| free.checked_div(stride)?.checked_add(1)).flatten()
 }
@@ -214,18 +178,15 @@ fn convolved(convolution: &[i32], [n, _, h, w]: [i32; 4], filter: &[i32]) -> Opt
         return None;
     };
     let spread = |size: i32, dilation: i32| size.checked_sub(1)?.checked_mul(dilation)?.checked_add(1);
-    let height = places(h, pad_h, spread(filter_h, dilation_h)?, u)?;
-    Some([n, k, height, places(w, pad_w, spread(filter_w, dilation_w)?, v)?])
+    let height = positions(h, pad_h, spread(filter_h, dilation_h)?, u)?;
+    Some([n, k, height, positions(w, pad_w, spread(filter_w, dilation_w)?, v)?])
 }
 
 pub(crate) unsafe fn cudnnGetConvolution2dForwardOutputDim(
     conv_desc: P,
     input_tensor_desc: P,
     filter_desc: P,
-    n: *mut i32,
-    c: *mut i32,
-    h: *mut i32,
-    w: *mut i32,
+    places: [*mut i32; 4],
 ) -> i32 {
     // SAFETY: 1. the program's descriptors are those that it was given.
     let convolution = unsafe { descriptor::get(&conv_desc) };
@@ -239,7 +200,7 @@ pub(crate) unsafe fn cudnnGetConvolution2dForwardOutputDim(
         convolved(convolution, tensor(input)?.1, filter)
     };
     // SAFETY: 1. the program has places for them.
-    unsafe { put_shape([n, c, h, w], shape()) }
+    unsafe { put_shape(places, shape()) }
 }
 
 /// What pooling gives.
@@ -247,17 +208,14 @@ fn pooled(pooling: &[i32], [n, c, h, w]: [i32; 4]) -> Option<[i32; 4]> {
     let [_, _, window_h, window_w, pad_h, pad_w, stride_h, stride_w] = *pooling else {
         return None;
     };
-    let height = places(h, pad_h, window_h, stride_h)?;
-    Some([n, c, height, places(w, pad_w, window_w, stride_w)?])
+    let height = positions(h, pad_h, window_h, stride_h)?;
+    Some([n, c, height, positions(w, pad_w, window_w, stride_w)?])
 }
 
 pub(crate) unsafe fn cudnnGetPooling2dForwardOutputDim(
     pooling_desc: P,
     input_tensor_desc: P,
-    n: *mut i32,
-    c: *mut i32,
-    h: *mut i32,
-    w: *mut i32,
+    places: [*mut i32; 4],
 ) -> i32 {
     // SAFETY: 1. the program's descriptors are those that it was given.
     let pooling = unsafe { descriptor::get(&pooling_desc) };
@@ -268,7 +226,7 @@ pub(crate) unsafe fn cudnnGetPooling2dForwardOutputDim(
         pooled(pooling, tensor(input)?.1)
     };
     // SAFETY: 1. the program has places for them.
-    unsafe { put_shape([n, c, h, w], shape()) }
+    unsafe { put_shape(places, shape()) }
 }
 
 #[cfg(test)]
@@ -304,14 +262,14 @@ mod tests {
     fn a_tensor_is_got_as_it_was_set() {
         let descriptor = descriptor::create(0, Words::default());
         // SAFETY: 1. it was made above, and is this thread's.
-        let set = unsafe { cudnnSetTensor4dDescriptor(descriptor, NHWC, 1, 2, 3, 4, 5) };
+        let set = unsafe { cudnnSetTensor4dDescriptor(descriptor, NHWC, 1, [2, 3, 4, 5]) };
         // SAFETY: 1. the same.
         let got = tensor(unsafe { descriptor::get(&descriptor) });
         assert_eq!((set, got), (0, Some((1, [2, 3, 4, 5], [60, 1, 15, 3]))));
         assert_eq!(descriptor::scalar(descriptor), 8);
         let none = std::ptr::null_mut();
         // SAFETY: 1. no place is written.
-        let refused = unsafe { cudnnGetPooling2dForwardOutputDim(descriptor, descriptor, none, none, none, none) };
+        let refused = unsafe { cudnnGetPooling2dForwardOutputDim(descriptor, descriptor, [none; 4]) };
         assert_eq!(refused, CUDNN_STATUS_BAD_PARAM);
         // SAFETY: 1. it was made above, and is not used any more.
         unsafe { descriptor::destroy(descriptor) };

@@ -938,7 +938,7 @@ unsafe extern "C" fn basalt_cudnnGetConvolution2dForwardOutputDim(
     stub::enter(390);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
     unsafe {
-        crate::cudnn::cudnnGetConvolution2dForwardOutputDim(conv_desc, input_tensor_desc, filter_desc, n, c, h, w)
+        crate::cudnn::cudnnGetConvolution2dForwardOutputDim(conv_desc, input_tensor_desc, filter_desc, [n, c, h, w])
     }
 }
 
@@ -1203,7 +1203,7 @@ unsafe extern "C" fn basalt_cudnnGetPooling2dForwardOutputDim(
 ) -> i32 {
     stub::enter(401);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
-    unsafe { crate::cudnn::cudnnGetPooling2dForwardOutputDim(pooling_desc, input_tensor_desc, n, c, h, w) }
+    unsafe { crate::cudnn::cudnnGetPooling2dForwardOutputDim(pooling_desc, input_tensor_desc, [n, c, h, w]) }
 }
 
 /// `cudnnStatus_t cudnnGetProperty(libraryPropertyType type, int *value)`.
@@ -1260,14 +1260,7 @@ unsafe extern "C" fn basalt_cudnnGetTensor4dDescriptor(
         crate::cudnn::cudnnGetTensor4dDescriptor(
             tensor_desc,
             data_type,
-            n,
-            c,
-            h,
-            w,
-            n_stride,
-            c_stride,
-            h_stride,
-            w_stride,
+            [n, c, h, w, n_stride, c_stride, h_stride, w_stride],
         )
     }
 }
@@ -1435,12 +1428,7 @@ unsafe extern "C" fn basalt_cudnnSetConvolution2dDescriptor(
     unsafe {
         crate::cudnn::cudnnSetConvolution2dDescriptor(
             conv_desc,
-            pad_h,
-            pad_w,
-            u,
-            v,
-            dilation_h,
-            dilation_w,
+            [pad_h, pad_w, u, v, dilation_h, dilation_w],
             mode,
             compute_type,
         )
@@ -1515,7 +1503,7 @@ unsafe extern "C" fn basalt_cudnnSetFilter4dDescriptor(
 ) -> i32 {
     stub::enter(424);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
-    unsafe { crate::cudnn::cudnnSetFilter4dDescriptor(filter_desc, data_type, format, k, c, h, w) }
+    unsafe { crate::cudnn::cudnnSetFilter4dDescriptor(filter_desc, data_type, format, [k, c, h, w]) }
 }
 
 /// `cudnnStatus_t cudnnSetFilterNdDescriptor(cudnnFilterDescriptor_t filterDesc, cudnnDataType_t dataType, cudnnTensorFormat_t format, int nbDims, const int filterDimA[])`.
@@ -1606,7 +1594,7 @@ unsafe extern "C" fn basalt_cudnnSetTensor4dDescriptor(
 ) -> i32 {
     stub::enter(431);
     // SAFETY: 1. the arguments are the program's, as the declaration has them.
-    unsafe { crate::cudnn::cudnnSetTensor4dDescriptor(tensor_desc, format, data_type, n, c, h, w) }
+    unsafe { crate::cudnn::cudnnSetTensor4dDescriptor(tensor_desc, format, data_type, [n, c, h, w]) }
 }
 
 /// `cudnnStatus_t cudnnSetTensor4dDescriptorEx(cudnnTensorDescriptor_t tensorDesc, cudnnDataType_t dataType, int n, int c, int h, int w, int nStride, int cStride, int hStride, int wStride)`.
@@ -1629,14 +1617,8 @@ unsafe extern "C" fn basalt_cudnnSetTensor4dDescriptorEx(
         crate::cudnn::cudnnSetTensor4dDescriptorEx(
             tensor_desc,
             data_type,
-            n,
-            c,
-            h,
-            w,
-            n_stride,
-            c_stride,
-            h_stride,
-            w_stride,
+            [n, c, h, w],
+            [n_stride, c_stride, h_stride, w_stride],
         )
     }
 }

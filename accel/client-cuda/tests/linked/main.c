@@ -92,6 +92,7 @@ static void memory(void)
 {
 	struct { int type, device; void *on_device, *on_host; } about;
 	size_t free_bytes, total, size = 5 << 20;
+	uint64_t asked;
 	void *a, *b, *host;
 	unsigned char *bytes = malloc(size);
 	IS(cudaMalloc(&a, size), 0);
@@ -113,6 +114,18 @@ static void memory(void)
 	IS(cudaMemcpy(a, bytes, size, 4), 0);
 	IS(cudaMemcpy(bytes, a, size, 2), 0);
 	IS(bytes[0] + bytes[size - 1], 0);
+	/* What was copied from a stream is done there, until something else is put; other streams are asked about. */
+	asked = count(ASKED);
+	IS(cudaStreamSynchronize(NULL), 0);
+	IS(cudaStreamSynchronize(NULL), 0);
+	IS(count(ASKED), asked);
+	IS(cudaStreamSynchronize((void *)2), 0);
+	IS(cudaStreamSynchronize(NULL), 0);
+	IS(count(ASKED), asked + 2);
+	IS(cudaMemcpy(bytes, a, 1, 2), 0);
+	IS(cudaMemset(a, 0, 1), 0);
+	IS(cudaStreamSynchronize(NULL), 0);
+	IS(count(ASKED), asked + 4);
 	IS(cudaMemcpy(bytes, a, 1, 5), 21);
 	IS(cudaFree(b), 0);
 	IS(cudaFree(b), 1);
@@ -259,6 +272,13 @@ int main(int argc, char **argv)
 		IS(cudaGetDeviceCount(&devices), 100);
 		IS(devices, 0);
 		IS(cublasCreate_v2(&a), 1);
+	} else if (argc > 1 && strcmp(argv[1], "local") == 0) {
+		IS(cudaGetDeviceCount(&devices), 0);
+		IS(cudaMalloc(&a, 512), 0);
+		for (int i = 0; i < 10; i++)
+			IS(cudaGetLastError(), 0);
+		IS(cudaFree(a), 0);
+		IS(cudaDeviceSynchronize(), 0);
 	} else if (argc > 1 && strcmp(argv[1], "gone") == 0) {
 		IS(cudaMalloc(&a, 512), 0);
 		IS(cudaDeviceSynchronize(), 0);

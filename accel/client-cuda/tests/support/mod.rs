@@ -66,13 +66,13 @@ impl Linked {
     }
 
     /// Runs the program: what it says on stderr.
-    pub fn program(&self, what: &str) -> String {
-        String::from_utf8(self.run(what).stderr).unwrap()
+    pub fn program(&self, what: &str, environment: &[(&str, &str)]) -> String {
+        String::from_utf8(self.run(what, environment).stderr).unwrap()
     }
 
     /// The same, with all that it says.
-    pub fn run(&self, what: &str) -> Output {
-        run(&mut self.command(&[what]))
+    pub fn run(&self, what: &str, environment: &[(&str, &str)]) -> Output {
+        run(self.command(&[what]).envs(environment.iter().copied()))
     }
 
     /// The same with several words, however it ends.

@@ -285,7 +285,8 @@ fn what_does_not_fit_together_is_refused() {
     };
     base().check(random);
     let huge = |layout: &mut Layout, at: usize| layout.words[at] = i32::MAX;
-    let changes: [(i32, &dyn Fn(&mut Convolution)); 12] = [
+    type Change<'c> = (i32, &'c dyn Fn(&mut Convolution));
+    let changes: [Change<'_>; 12] = [
         (1, &|call| call.words[3] = -1),
         (1, &|call| call.words[5] = 0),
         (1, &|call| call.words[9] = 2),

@@ -132,6 +132,7 @@ fn kernels_are_found_described_and_compute() {
     load(&mut device);
     let bytes = container(&[(75, BASICS)]);
     send(&mut device, &bytes);
+    assert_eq!(function(&mut device, 9100, &"x".repeat(5000), 1).0, 2);
     // int, float, two pointers.
     let wanted = (0, 4, 24, vec![(0, 4), (4, 4), (8, 8), (16, 8)]);
     assert_eq!(function(&mut device, 9100, "saxpy", 4096), wanted);
@@ -201,6 +202,13 @@ fn variables_are_where_the_program_says_and_others_have_places_too() {
         "it is taken"
     );
     assert_eq!([device.synchronize(), device.synchronize()], [1, 0]);
+    let long = "x".repeat(5000);
+    let error = variable(&mut device, &long, 0x7300_0000_0000, 4).unwrap_err();
+    assert_eq!(
+        (error.code(), device.synchronize()),
+        (2, 2),
+        "a name that is longer than any"
+    );
     send(&mut device, &container(&[(75, LANGUAGE)]));
     let ask = |device: &mut Device, name: &str| {
         let name = CString::new(name).unwrap();

@@ -63,6 +63,20 @@ impl Batch {
         (means, variances, count)
     }
 
+    /// What training keeps: running mean and variance, and the mean and the inverse deviation of the batch.
+    fn kept(&self, running: &[f64]) -> [Vec<f64>; 4] {
+        let (means, variances, count) = self.moments(&self.values);
+        let mixed = |(now, before): (f64, &f64)| before * (1.0 - FACTOR) + now * FACTOR;
+        let unbiased = variances.iter().map(|variance| variance * count / (count - 1.0));
+        let running_variances = unbiased.zip(running).map(mixed).collect();
+        let running_means = means.iter().copied().zip(running).map(mixed).collect();
+        let inverse = variances
+            .iter()
+            .map(|variance| (variance + EPSILON).powf(-0.5))
+            .collect();
+        [running_means, running_variances, means, inverse]
+    }
+
     /// What is wanted of training, in the layout's order.
     fn normalized(&self, values: &[f64], scale: &[f64], bias: &[f64]) -> Vec<f64> {
         let (means, variances, _) = self.moments(values);
@@ -76,7 +90,7 @@ impl Batch {
 }
 
 #[test]
-fn training_and_inference_are_those_of_the_formula() {
+fn training_is_that_of_the_formula() {
     let random = &mut Random(31);
     for round in 0..60 {
         let kind = Kind::ALL[round % 4];
@@ -127,26 +141,11 @@ fn training_and_inference_are_those_of_the_formula() {
         let normalized = batch.normalized(&batch.values, &batch.scale, &batch.bias);
         let wanted = blend(&y, scalars, &normalized, &before);
         close(kind, &device.wide(y_at, kind, y.length), &wanted, "training");
-        let (means, variances, count) = batch.moments(&batch.values);
-        let mut wanted = [running.clone(), running.clone(), running.clone(), running.clone()];
-        if has_kept {
-            let mixed = |before: f64, now: f64| before * (1.0 - FACTOR) + now * FACTOR;
-            wanted[0] = means
-                .iter()
-                .zip(&running)
-                .map(|(now, before)| mixed(*before, *now))
-                .collect();
-            let unbiased = variances.iter().map(|variance| variance * count / (count - 1.0));
-            wanted[1] = unbiased
-                .zip(&running)
-                .map(|(now, before)| mixed(*before, now))
-                .collect();
-            wanted[2] = means;
-            wanted[3] = variances
-                .iter()
-                .map(|variance| (variance + EPSILON).powf(-0.5))
-                .collect();
-        }
+        let wanted = if has_kept {
+            batch.kept(&running)
+        } else {
+            [(); 4].map(|()| running.clone())
+        };
         for (at, wanted) in [running_mean, running_variance, saved_mean, saved_variance]
             .into_iter()
             .zip(&wanted)
@@ -158,20 +157,41 @@ fn training_and_inference_are_those_of_the_formula() {
                 "what training keeps",
             );
         }
+    }
+}
+
+#[test]
+fn inference_is_that_of_the_formula() {
+    let random = &mut Random(34);
+    for round in 0..24 {
+        let kind = Kind::ALL[round % 4];
+        let batch = Batch::random(random, kind, int(round / 4 % 3));
+        let scalars = [random.number(), random.number()];
+        let y = Layout::random(random, kind, batch.x.dims);
+        let before = random.numbers(y.length);
+        let means = random.numbers(batch.parameters.length);
+        let variances: Vec<f64> = random.numbers(means.len()).into_iter().map(f64::abs).collect();
+        let mut device = Device::new();
+        let handle = handle(&mut device);
+        let (alpha, beta) = (kind.scalar(scalars[0]), kind.scalar(scalars[1]));
+        let computed = if kind == Kind::F64 { Kind::F64 } else { Kind::F32 };
+        let parameters = [&batch.scale, &batch.bias, &means, &variances];
+        let [bn_scale, bn_bias, estimated_mean, estimated_variance] =
+            parameters.map(|values| device.elements(computed, values));
         let call = CudnnBatchNormalizationForwardInference {
             handle,
             mode: batch.mode,
-            alpha,
-            beta,
+            alpha: List::new(&alpha),
+            beta: List::new(&beta),
             x_desc: batch.x.list(),
-            x: x_at,
+            x: device.elements(kind, &batch.values),
             y_desc: y.list(),
             y: device.elements(kind, &before),
             bn_scale_bias_mean_var_desc: batch.parameters.list(),
-            bn_scale: scale,
-            bn_bias: bias,
-            estimated_mean: running_mean,
-            estimated_variance: running_variance,
+            bn_scale,
+            bn_bias,
+            estimated_mean,
+            estimated_variance,
             epsilon: EPSILON.to_bits(),
         };
         device
@@ -179,7 +199,7 @@ fn training_and_inference_are_those_of_the_formula() {
             .unwrap();
         let of = |at: [usize; 4]| {
             let group = batch.group(at);
-            let normal = (batch.values[batch.x.at(at)] - wanted[0][group]) / (wanted[1][group] + EPSILON).sqrt();
+            let normal = (batch.values[batch.x.at(at)] - means[group]) / (variances[group] + EPSILON).sqrt();
             batch.scale[group] * normal + batch.bias[group]
         };
         let inferred: Vec<f64> = batch.x.all().map(of).collect();

@@ -108,32 +108,36 @@ fn near(numbers: &[f64], wanted: [f64; 4], what: &str) {
     }
 }
 
-#[test]
-fn numbers_are_distributed_as_they_are_asked_for() {
+/// A device with a generator that has a seed, and room for numbers.
+fn prepared() -> (Device, Handle<CurandGeneratorT>, SvmAddress) {
     let mut device = Device::new();
     let (_, generator) = generator(&mut device, 101);
     seed(&mut device, generator, 7);
     let output_ptr = device.upload(&vec![0_f64; COUNT]);
+    (device, generator, output_ptr)
+}
+
+fn singles(device: &mut Device, at: SvmAddress, call: &AnyCall<'_>) -> Vec<f64> {
+    device.put(call).unwrap();
+    device.download::<f32>(at, COUNT).into_iter().map(f64::from).collect()
+}
+
+fn doubles(device: &mut Device, at: SvmAddress, call: &AnyCall<'_>) -> Vec<f64> {
+    device.put(call).unwrap();
+    device.download(at, COUNT)
+}
+
+#[test]
+fn numbers_are_distributed_as_they_are_asked_for() {
+    let (mut device, generator, output_ptr) = prepared();
     let num = COUNT as u64;
-    let single = |device: &mut Device, call: AnyCall<'_>| -> Vec<f64> {
-        device.put(&call).unwrap();
-        device
-            .download::<f32>(output_ptr, COUNT)
-            .into_iter()
-            .map(f64::from)
-            .collect()
-    };
-    let double = |device: &mut Device, call: AnyCall<'_>| -> Vec<f64> {
-        device.put(&call).unwrap();
-        device.download(output_ptr, COUNT)
-    };
     let uniform = [0.5, 1.0 / 12.0, 0.0, 1.8];
     let call = AnyCall::CurandGenerateUniform(CurandGenerateUniform {
         generator,
         output_ptr,
         num,
     });
-    let numbers = single(&mut device, call);
+    let numbers = singles(&mut device, output_ptr, &call);
     assert!(numbers.iter().all(|number| *number > 0.0 && *number <= 1.0));
     near(&numbers, uniform, "uniform");
     let call = AnyCall::CurandGenerateUniformDouble(CurandGenerateUniformDouble {
@@ -141,7 +145,7 @@ fn numbers_are_distributed_as_they_are_asked_for() {
         output_ptr,
         num,
     });
-    near(&double(&mut device, call), uniform, "uniform double");
+    near(&doubles(&mut device, output_ptr, &call), uniform, "uniform double");
     let (mean, stddev) = (3.0_f32, 2.0_f32);
     let normal = [3.0, 4.0, 0.0, 3.0];
     let (mean, stddev) = (mean.to_bits(), stddev.to_bits());
@@ -152,7 +156,7 @@ fn numbers_are_distributed_as_they_are_asked_for() {
         mean,
         stddev,
     });
-    near(&single(&mut device, call), normal, "normal");
+    near(&singles(&mut device, output_ptr, &call), normal, "normal");
     let (mean, stddev) = (3.0_f64.to_bits(), 2.0_f64.to_bits());
     let call = CurandGenerateNormalDouble {
         generator,
@@ -162,7 +166,7 @@ fn numbers_are_distributed_as_they_are_asked_for() {
         stddev,
     };
     near(
-        &double(&mut device, AnyCall::CurandGenerateNormalDouble(call)),
+        &doubles(&mut device, output_ptr, &AnyCall::CurandGenerateNormalDouble(call)),
         normal,
         "normal double",
     );
@@ -173,6 +177,12 @@ fn numbers_are_distributed_as_they_are_asked_for() {
         .map(|pair| (pair[0] - 3.0) * (pair[1] - 3.0) / 4.0)
         .sum();
     assert!((products / 1e5).abs() < 0.02, "{products}");
+}
+
+#[test]
+fn logarithms_of_log_normal_numbers_are_normal_and_pairs_are_whole() {
+    let (mut device, generator, output_ptr) = prepared();
+    let num = COUNT as u64;
     let (mean, stddev) = (0.5_f32.to_bits(), 0.25_f32.to_bits());
     let call = AnyCall::CurandGenerateLogNormal(CurandGenerateLogNormal {
         generator,
@@ -181,7 +191,10 @@ fn numbers_are_distributed_as_they_are_asked_for() {
         mean,
         stddev,
     });
-    let logs: Vec<f64> = single(&mut device, call).into_iter().map(f64::ln).collect();
+    let logs: Vec<f64> = singles(&mut device, output_ptr, &call)
+        .into_iter()
+        .map(f64::ln)
+        .collect();
     near(&logs, [0.5, 0.0625, 0.0, 3.0], "log-normal");
     let (mean, stddev) = (0.5_f64.to_bits(), 0.25_f64.to_bits());
     let call = CurandGenerateLogNormalDouble {
@@ -191,7 +204,7 @@ fn numbers_are_distributed_as_they_are_asked_for() {
         mean,
         stddev,
     };
-    let logs = double(&mut device, AnyCall::CurandGenerateLogNormalDouble(call));
+    let logs = doubles(&mut device, output_ptr, &AnyCall::CurandGenerateLogNormalDouble(call));
     let logs: Vec<f64> = logs.into_iter().map(f64::ln).collect();
     near(&logs, [0.5, 0.0625, 0.0, 3.0], "log-normal double");
     let odd = CurandGenerateUniform {

@@ -158,7 +158,18 @@ impl Writer<'_> {
     }
 
     fn by_hand(&self, text: &mut String) {
-        let names: Vec<_> = self.taken().map(|name| snake(name)).collect();
+        let list_of = |name: &String| self.function.together.iter().find(|list| list.contains(name));
+        let names: Vec<_> = self
+            .taken()
+            .filter_map(|name| match list_of(name) {
+                None => Some(snake(name)),
+                Some(list) if list.first() == Some(name) => {
+                    let names: Vec<_> = list.iter().map(|name| snake(name)).collect();
+                    Some(format!("[{}]", names.join(", ")))
+                }
+                Some(_) => None,
+            })
+            .collect();
         let call = format!(
             "unsafe {{ crate::{}::{}({}) }}",
             self.library.name,

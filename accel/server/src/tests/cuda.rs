@@ -132,6 +132,18 @@ fn what_is_computed_is_the_clients_and_what_it_takes_the_tenants() {
         0
     );
     assert_eq!(tenant.quota.used(), 1 << 20);
+    // What a neighbour has, nobody else can have.
+    let neighbour = self::client(&tenant);
+    let mut other = Caller::new(&neighbour);
+    let malloc = |size| CudaMalloc {
+        dev_ptr: 0x10_0000,
+        size,
+    };
+    assert_eq!(other.status(&malloc(QUOTA)), 2);
+    assert_eq!(other.status(&malloc(QUOTA - (1 << 20))), 0);
+    neighbour.end();
+    drop(neighbour);
+    assert_eq!(tenant.quota.used(), 1 << 20);
     let numbers: Vec<u8> = [1.0_f32, 2.0, 3.0]
         .iter()
         .flat_map(|number| number.to_le_bytes())
@@ -164,8 +176,8 @@ fn what_is_computed_is_the_clients_and_what_it_takes_the_tenants() {
     window.slice(DATA, 12).unwrap().read(0, &mut read).unwrap();
     assert_eq!(read[..4], (-2.0_f32).to_le_bytes());
     let meter = tenant.meter.as_ref().unwrap();
-    assert_eq!((meter.done(Work::Transfer), meter.done(Work::Launch)), (2, 3));
-    assert_eq!(tenant.counters.all_failed().get(&2), Some(&1));
+    assert_eq!((meter.done(Work::Transfer), meter.done(Work::Launch)), (2, 2));
+    assert_eq!(tenant.counters.all_failed().get(&2), Some(&2));
     client.end();
     drop(client);
     assert_eq!(tenant.quota.used(), 0);

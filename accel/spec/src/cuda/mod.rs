@@ -73,6 +73,8 @@ pub struct Function {
     pub scalars: Vec<(String, String)>,
     /// Of a function by hand: whether it takes the parameters, in their order; the others are not looked at.
     pub taken: Vec<bool>,
+    /// Of a function by hand: parameters of one type, behind each other, that it takes as one list.
+    pub together: Vec<Vec<String>>,
     /// Of what goes into a descriptor: parameters that are lists, and how many elements (bytes of `void`) each has.
     pub inputs: Vec<(String, String)>,
 }

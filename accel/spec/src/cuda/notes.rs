@@ -54,6 +54,9 @@ pub(crate) struct FunctionNote {
     pub(crate) by_hand: Option<String>,
     /// Of a function by hand: the parameters that it takes; all of them if nothing is said.
     pub(crate) takes: Option<Vec<String>>,
+    /// Of a function by hand: parameters of one type that it takes as one list, each.
+    #[serde(default)]
+    pub(crate) together: Vec<Vec<String>>,
     pub(crate) descriptor: Option<String>,
     #[serde(default)]
     pub(crate) repeats: bool,

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use super::c::Declaration;
+use super::c::{CType, Declaration};
 use super::notes::{FileNote, FunctionNote};
 use super::params;
 use super::types::Types;
@@ -110,6 +110,7 @@ fn library(file: &str, note: &FileNote, types: &Types, api: &mut Api) -> Result<
             flow: String::new(),
             scalars: Vec::new(),
             taken: Vec::new(),
+            together: Vec::new(),
             inputs: Vec::new(),
         });
     }
@@ -177,6 +178,7 @@ fn function(
         ));
     }
     let taken = taken(place, said, &declaration)?;
+    let together = together(place, said, &declaration)?;
     let body = body(place, said, &declaration, types)?;
     let (mut scalars, mut inputs) = (Vec::new(), Vec::new());
     if said.flow != "local" {
@@ -196,6 +198,7 @@ fn function(
         flow: said.flow.clone(),
         scalars,
         taken,
+        together,
         inputs,
     })
 }
@@ -213,6 +216,27 @@ fn taken(place: &Place<'_>, said: &FunctionNote, declaration: &Declaration) -> R
         return Err(place.wrong(other, "takes: is no parameter of its declaration; name one of those"));
     }
     Ok(names().map(|name| takes.contains(name)).collect())
+}
+
+/// Which parameters a function by hand takes as lists.
+fn together(place: &Place<'_>, said: &FunctionNote, declaration: &Declaration) -> Result<Vec<Vec<String>>, SpecError> {
+    for list in &said.together {
+        let begins = |window: &[(String, CType, String)]| window.iter().map(|(name, _, _)| name).eq(list);
+        let found = declaration
+            .params
+            .windows(list.len().max(1))
+            .find(|window| begins(window));
+        let is_of_one = found.is_some_and(|window| window.iter().all(|(_, of, _)| *of == window[0].1));
+        if said.by_hand.is_none() || said.takes.is_some() || !is_of_one {
+            return Err(place.wrong(
+                "",
+                format!(
+                    "together: {list:?} are not parameters of one type behind each other, of a function by hand that takes all of them"
+                ),
+            ));
+        }
+    }
+    Ok(said.together.clone())
 }
 
 fn no_type(name: &str) -> String {

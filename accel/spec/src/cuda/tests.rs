@@ -106,6 +106,11 @@ fn words_that_do_not_fit_are_refused_with_their_place() {
             "b",
             "takes: is no parameter",
         ),
+        (
+            "flow = \"local\"\nby_hand = \"x\"\ntogether = [[\"n\", \"a\"]]",
+            "",
+            "are not parameters of one type",
+        ),
     ];
     for (words, parameter, part) in cases {
         let error = read(&function(words)).unwrap_err();

@@ -105,13 +105,32 @@ impl<M: Memory> Consumer<M> {
         self.taken
     }
 
-    /// Asks to be woken at the next record. True if it is there already: then nobody may sleep.
-    pub fn arm(&mut self) -> bool {
+    /// For how many microseconds a producer need not wake it for records that it has not asked to be woken for ([`Consumer::arm_for`]).
+    pub fn leave_for(&mut self, patience: u32) {
         self.memory
-            .store_index(Index::RecordEvent, low(self.taken), Ordering::Relaxed);
-        self.memory.fence();
+            .store_index(Index::RecordPatience, patience, Ordering::Relaxed);
+    }
+
+    /// Whether a record is there.
+    pub fn has_record(&self) -> bool {
         let slot = slot(self.taken, self.memory.capacity());
         self.is_new(self.memory.load_stamp(slot, Ordering::Relaxed))
+    }
+
+    /// Asks to be woken at the next record. True if it is there already: then nobody may sleep.
+    pub fn arm(&mut self) -> bool {
+        self.arm_for(1)
+    }
+
+    /// Asks to be woken when so many records are there, of which there may be none in a ring and no more than it has slots. True if the
+    /// next one is there already. Who sleeps then without end is woken for fewer by a producer alone that asks
+    /// ([`Producer::consumer_may_sleep`](super::Producer::consumer_may_sleep)).
+    pub fn arm_for(&mut self, records: u32) -> bool {
+        let more = records.clamp(1, self.memory.capacity()) - 1;
+        let event = low(self.taken).wrapping_add(more);
+        self.memory.store_index(Index::RecordEvent, event, Ordering::Relaxed);
+        self.memory.fence();
+        self.has_record()
     }
 
     /// Whether a stamp at the next position is of this round.

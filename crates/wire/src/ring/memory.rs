@@ -17,6 +17,8 @@ pub enum Index {
     Head,
     /// The position at whose record the consumer is to be woken.
     RecordEvent,
+    /// For how many microseconds the consumer leaves records for which it has not asked to be woken; the consumer writes it.
+    RecordPatience,
     /// The position whose taking the producer is to be woken by.
     SpaceEvent,
 }
@@ -47,6 +49,7 @@ pub trait Memory {
 pub struct RingMemory {
     head: Word,
     record_event: Word,
+    record_patience: Word,
     space_event: Word,
     slots: Slots,
 }
@@ -80,6 +83,7 @@ impl RingMemory {
         Ok(Self {
             head: region.word(0)?,
             record_event: region.word(4)?,
+            record_patience: region.word(8)?,
             space_event: region.word(128)?,
             slots: region.slots(Self::SLOTS, capacity)?,
         })
@@ -89,6 +93,7 @@ impl RingMemory {
         match index {
             Index::Head => &self.head,
             Index::RecordEvent => &self.record_event,
+            Index::RecordPatience => &self.record_patience,
             Index::SpaceEvent => &self.space_event,
         }
     }

@@ -10,6 +10,7 @@
 //! ```text
 //!   0 head u32          positions taken             written by the consumer
 //!   4 record event u32  "ring when you put this"    written by the consumer
+//!   8 patience u32      "or when so many microseconds are over"   written by the consumer
 //! 128 space event u32   "ring when this is taken"   written by the producer
 //! 256 slots, 64 bytes each: word 0 | stamp: wrap counter (bit 63), sequence number | words 2 to 7
 //! ```

@@ -106,9 +106,28 @@ impl<M: Memory> Producer<M> {
         needs_bell(event, low(new), low(old))
     }
 
+    /// Whether the consumer may sleep until more is there than was published ([`Consumer::arm_for`](super::Consumer::arm_for)): who waits
+    /// for what it does wakes it, as [`Producer::publish`] need not have. False as well if it has been awake since what was published last.
+    pub fn consumer_may_sleep(&self) -> bool {
+        // Behind the fence of what was published last: either the consumer has seen that, or this sees what it asked for.
+        let event = self.memory.load_index(Index::RecordEvent, Ordering::Relaxed);
+        event.wrapping_sub(low(self.published)) < self.memory.capacity()
+    }
+
+    /// For how many microseconds the consumer leaves records that it has not asked to be woken for ([`Consumer::leave_for`]
+    /// (super::Consumer::leave_for)).
+    pub fn patience(&self) -> u32 {
+        self.memory.load_index(Index::RecordPatience, Ordering::Relaxed)
+    }
+
     /// Records that were put and not published.
     pub fn unpublished(&self) -> u64 {
         self.put - self.published
+    }
+
+    /// How many records a ring has place for.
+    pub fn capacity(&self) -> u32 {
+        self.memory.capacity()
     }
 
     /// Records that were put in all.

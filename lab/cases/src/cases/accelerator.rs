@@ -383,7 +383,11 @@ fn a_server_that_is_gone(daemon: &Daemon<'_>, sandbox: &str) -> Result<()> {
 
 fn what_is_refused(daemon: &Daemon<'_>) -> Result<()> {
     let output = daemon.run(&["run", "--accel", "cuda", daemon.image(), "--", "true"])?;
-    expect_refusal(&output, 125, &["there is no accelerator", "opencl, or null"])
+    expect_refusal(
+        &output,
+        125,
+        &["there is no accelerator", "opencl, or reference for CUDA"],
+    )
 }
 
 /// Calls that are waited for while the server looks for them take no exits; where it sleeps each takes some, which says that they are seen.

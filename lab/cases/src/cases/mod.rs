@@ -17,6 +17,7 @@ mod clones_many;
 mod clones_paging;
 mod copy;
 mod cpu_models;
+mod cuda;
 mod daemon_crashes;
 mod daemon_cycles;
 mod daemon_life;
@@ -88,6 +89,7 @@ pub(crate) const ALL: &[&Case] = &[
     &vsock::CASE,
     &pmem::CASE,
     &accelerator::CASE,
+    &cuda::CASE,
     &network::CASE,
     &pause::CASE,
     &snapshot::CASE,

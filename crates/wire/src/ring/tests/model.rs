@@ -15,6 +15,7 @@ use super::super::{Consumer, Index, Memory, Producer, Record, Sequence, WORDS};
 struct Ring {
     head: AtomicU32,
     record_event: AtomicU32,
+    record_patience: AtomicU32,
     space_event: AtomicU32,
     slots: Vec<Slot>,
     /// Rung for the consumer, and for the producer.
@@ -41,6 +42,7 @@ impl Model {
         Self(Arc::new(Ring {
             head: AtomicU32::new(0),
             record_event: AtomicU32::new(0),
+            record_patience: AtomicU32::new(0),
             space_event: AtomicU32::new(0),
             slots: (0..capacity).map(slot).collect(),
             records: Notify::new(),
@@ -52,6 +54,7 @@ impl Model {
         match index {
             Index::Head => &self.0.head,
             Index::RecordEvent => &self.0.record_event,
+            Index::RecordPatience => &self.0.record_patience,
             Index::SpaceEvent => &self.0.space_event,
         }
     }
@@ -206,4 +209,44 @@ fn a_producer_waits_for_space_in_all_orders() {
         taken: 2,
         at_once: true,
     });
+}
+
+#[test]
+fn a_consumer_that_leaves_records_is_woken_by_who_waits_in_all_orders() {
+    const RECORDS: u64 = 3;
+    let executions = Shared::new(std::sync::atomic::AtomicU64::new(0));
+    let counted = Shared::clone(&executions);
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(move || {
+        counted.fetch_add(1, Ordering::Relaxed);
+        let model = Model::new(4);
+        let far = model.clone();
+        let producing = thread::spawn(move || {
+            let mut producer = Producer::new(far.clone(), Sequence::Stamped);
+            for value in 0..RECORDS {
+                push(&mut producer, &far, 100 + value);
+                publish(&mut producer, &far);
+            }
+            // It waits for what the consumer does with the last one.
+            if producer.consumer_may_sleep() {
+                far.0.records.notify();
+            }
+        });
+        let mut consumer = Consumer::new(model.clone(), Sequence::Stamped);
+        let mut value = 0;
+        while value < RECORDS {
+            match consumer.pop().unwrap() {
+                Some(record) => {
+                    assert_eq!((record.sequence(), record.words()[0]), (value, 100 + value));
+                    value += 1;
+                }
+                // Without end, and woken by none before the third.
+                None if !consumer.arm_for(3) => model.0.records.wait(),
+                None => {}
+            }
+        }
+        producing.join().unwrap();
+    });
+    assert!(executions.load(Ordering::Relaxed) > 100);
 }

@@ -263,3 +263,34 @@ fn bytes_are_copied_whole_at_any_place() {
         }
     }
 }
+
+#[test]
+fn long_copies_and_zeroes_end_where_they_are_to() {
+    let region = region(8192);
+    let bytes: Vec<u8> = (1..=255).cycle().take(6000).collect();
+    for (offset, length) in [(0, 511), (0, 512), (1, 513), (7, 4096), (4095, 3000), (2192, 6000)] {
+        region.zero(0, 8192).unwrap();
+        region.write(offset, &bytes[..length]).unwrap();
+        let mut all = vec![7; 8192];
+        region.read(0, &mut all).unwrap();
+        let (begin, end) = (
+            usize::try_from(offset).unwrap(),
+            usize::try_from(offset).unwrap() + length,
+        );
+        assert_eq!(all[begin..end], bytes[..length], "{offset} {length}");
+        assert!(
+            all[..begin].iter().chain(&all[end..]).all(|byte| *byte == 0),
+            "{offset} {length}"
+        );
+        let mut some = vec![0; length];
+        region.read(offset, &mut some).unwrap();
+        assert_eq!(some, bytes[..length]);
+        region.zero(offset + 1, length as u64 - 2).unwrap();
+        region.read(0, &mut all).unwrap();
+        let left: Vec<_> = (0..8192).filter(|at| all[*at] != 0).collect();
+        assert_eq!(left, [begin, end - 1], "{offset} {length}");
+    }
+    let part = region.part(1000, 600).unwrap();
+    assert!(part.read(0, &mut [0; 601]).is_err() && part.write(1, &[0; 600]).is_err());
+    assert!(part.zero(0, 601).is_err() && part.zero(1, u64::MAX).is_err() && part.zero(600, 0).is_ok());
+}
