@@ -3,6 +3,8 @@
 
 mod support;
 
+use std::time::{Duration, Instant};
+
 use accel_server::{Backend, ServerError};
 use support::chain::{Chain, ended};
 
@@ -25,6 +27,11 @@ fn kernels_of_a_program_compute_behind_two_servers() {
     ended(&chain.first, 0);
     let said = chain.linked.run_with(&[binary]);
     assert_eq!(said.status.code(), Some(1), "there is no device any more");
+    let begin = Instant::now();
+    while !chain.served.is_finished() {
+        assert!(begin.elapsed() < Duration::from_secs(20), "the server goes on");
+        std::thread::sleep(Duration::from_millis(5));
+    }
     let error = chain.served.join().unwrap().unwrap_err();
     assert!(matches!(error, ServerError::Lost(700)), "{error}");
     assert!(error.to_string().contains("start it again"), "{error}");
