@@ -114,8 +114,9 @@ impl ClientEnd {
         }
     }
 
-    /// Puts a record that has no answer, and tells its number. It goes with others: at the 32nd, or when half of the ring is full; when
-    /// another one is put 50 us after the first; and before any answer is waited for. Where the ring is full this waits for space.
+    /// Puts a record that has no answer, and tells its number. In a ring it is there at once, and a server that sleeps is woken for it when
+    /// it has asked to be ([`ServerEnd::coalesce`]); on a stream it goes with others: at the 32nd, when another one is put 50 us after the
+    /// first, and before any answer is waited for. Where the ring is full this waits for space.
     ///
     /// # Errors
     /// Each of [`Error`]'s.

@@ -225,6 +225,7 @@ impl RingEnd {
             Want::Space => Sleep::UNTIL_ONE,
         };
         if self.arm(want, sleep)? {
+            self.is_awake(sleep);
             return Ok(());
         }
         if self.peer.is_gone() {
@@ -238,6 +239,7 @@ impl RingEnd {
         self.counters.sleeps += 1;
         let begun = (self.poll.is_used() || self.coalesce.is_used()).then(Instant::now);
         let woken = self.signal.wait(seen, most)?;
+        self.is_awake(sleep);
         if let Some(begun) = begun {
             let long = begun.elapsed();
             self.poll.slept(long);
@@ -249,6 +251,13 @@ impl RingEnd {
         match !woken && self.peer.look()? {
             true => self.gone(want),
             false => Ok(()),
+        }
+    }
+
+    /// One that asked to be woken for several records need not be woken for them now, nor by who waits.
+    fn is_awake(&mut self, sleep: Sleep) {
+        if sleep.records > 1 {
+            self.incoming.disarm();
         }
     }
 

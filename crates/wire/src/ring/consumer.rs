@@ -133,6 +133,12 @@ impl<M: Memory> Consumer<M> {
         self.has_record()
     }
 
+    /// Who has asked to be woken is awake: nobody need wake it before it asks again, and it has to look before it sleeps.
+    pub fn disarm(&mut self) {
+        let event = low(self.taken).wrapping_sub(1);
+        self.memory.store_index(Index::RecordEvent, event, Ordering::Relaxed);
+    }
+
     /// Whether a stamp at the next position is of this round.
     fn is_new(&self, stamp: u64) -> bool {
         stamp & SEQUENCE_LIMIT == wrap_counter(self.taken, self.memory.capacity())

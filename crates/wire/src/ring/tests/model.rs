@@ -242,8 +242,12 @@ fn a_consumer_that_leaves_records_is_woken_by_who_waits_in_all_orders() {
                     value += 1;
                 }
                 // Without end, and woken by none before the third.
-                None if !consumer.arm_for(3) => model.0.records.wait(),
-                None => {}
+                None => {
+                    if !consumer.arm_for(3) {
+                        model.0.records.wait();
+                    }
+                    consumer.disarm();
+                }
             }
         }
         producing.join().unwrap();

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
-use super::super::{Error, Index, Memory, Record, RingMemory, SEQUENCE_LIMIT, Sequence, needs_bell};
+use super::super::{Error, Index, Memory, Producer, Record, RingMemory, SEQUENCE_LIMIT, Sequence, needs_bell};
 use super::{Random, region, ring};
 
 fn record(random: &mut Random) -> Record {
@@ -98,6 +98,29 @@ fn bells_are_for_who_asked_and_one_for_a_batch() {
     assert!(!producer.publish(), "the consumer did not arm");
     assert!(consumer.pop().unwrap().is_some());
     assert!(!consumer.release(), "the producer had space when it armed");
+}
+
+#[test]
+fn a_consumer_that_leaves_records_says_for_how_many_and_how_long() {
+    let (mut producer, mut consumer, _region) = ring(4, Sequence::Stamped);
+    consumer.leave_for(70);
+    assert_eq!(producer.patience(), 70);
+    let mut put = |producer: &mut Producer| {
+        producer.push(&Record::default()).unwrap().unwrap();
+        producer.publish()
+    };
+    assert!(!consumer.arm_for(3));
+    assert!(!put(&mut producer) && !put(&mut producer) && producer.consumer_may_sleep());
+    assert!(put(&mut producer), "the third wakes it");
+    assert!(!producer.consumer_may_sleep(), "and it is awake");
+    for _ in 0..3 {
+        assert!(consumer.pop().unwrap().is_some());
+    }
+    assert!(!consumer.release() && !consumer.arm_for(100));
+    assert!(producer.consumer_may_sleep());
+    consumer.disarm();
+    assert!(!producer.consumer_may_sleep(), "it says that it is awake");
+    assert!(!put(&mut producer) && consumer.has_record());
 }
 
 #[test]
