@@ -112,7 +112,8 @@ impl State {
 #[cfg(test)]
 mod tests {
     use accel_proto::cuda::{
-        CublasCreateV2, CublasSetWorkspaceV2, CudaFree, CudaMalloc, CudaMemset, CudaStreamSynchronize, CudaStreamT,
+        CublasCreateV2, CublasSetWorkspaceV2, CudaFree, CudaMalloc, CudaMemset, CudaMemset2DAsync,
+        CudaStreamSynchronize, CudaStreamT,
     };
     use accel_proto::{Handle, SvmAddress};
 
@@ -158,6 +159,29 @@ mod tests {
         assert_eq!(told(&mut state, &mut quota), 2, "the first one");
         assert_eq!(told(&mut state, &mut quota), 2, "and again");
         assert_eq!((state.used(), quota.0), (64, 36));
+    }
+
+    #[test]
+    fn rows_are_within_an_allocation_up_to_the_last_ones_end() {
+        let (mut state, mut quota) = (State::new(1000), Most(1000));
+        let mut ask = |call: &AnyCall<'_>| state.carry_out(call, true, &mut quota).0.status();
+        assert_eq!(ask(&malloc(0x1000, 300)), 0);
+        let rows = |pitch, width, height| {
+            AnyCall::CudaMemset2DAsync(CudaMemset2DAsync {
+                dev_ptr: SvmAddress(0x1000),
+                pitch,
+                value: 0,
+                width,
+                height,
+                stream: Handle::from_raw(0),
+            })
+        };
+        assert_eq!([ask(&rows(100, 100, 3)), ask(&rows(120, 60, 3))], [0, 0]);
+        assert_eq!([ask(&rows(120, 61, 3)), ask(&rows(u64::MAX, 1, 3))], [700, 700]);
+        assert_eq!(
+            [ask(&rows(10, 11, 2)), ask(&rows(0, 0, 5)), ask(&rows(1, 1, 0))],
+            [1, 0, 0]
+        );
     }
 
     #[test]

@@ -57,7 +57,7 @@ pub(crate) fn words(error: i32) -> (&'static CStr, &'static CStr) {
         ),
         218 => (
             c"cudaErrorInvalidPtx",
-            c"PTX that cannot be read (docs/accel-ptx.md); the server says where, with --log-level debug",
+            c"PTX that cannot be read (docs/accel-ptx.md); the server's log says where",
         ),
         400 => (
             c"cudaErrorInvalidResourceHandle",
