@@ -333,7 +333,10 @@ fn guest(arguments: &[String]) -> Result<()> {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match arguments.as_slice() {
         ["serve"] => Words::map()?.serve(),
-        ["enter"] => Ok(tell(&words::enter(0).to_string())),
+        ["enter"] => {
+            tell(&words::enter(0).to_string());
+            Ok(())
+        }
         ["call", count] => call(count.parse()?),
         ["order", what] => order(what.parse()?),
         other => bail!("there is no guest half {other:?}"),

@@ -75,9 +75,10 @@ impl Words {
     }
 
     fn at(&self, index: usize) -> &AtomicU64 {
-        debug_assert!(index < PAGE / 8);
-        // SAFETY: 1. the mapping has a page of words, and stays; 2. nobody accesses it but by atomics, on either side.
-        unsafe { self.0.add(index).as_ref() }
+        // SAFETY: the mapping has a page of words.
+        let word = unsafe { self.0.add(index % (PAGE / 8)) };
+        // SAFETY: 1. the mapping stays; 2. nobody accesses it but by atomics, on either side.
+        unsafe { word.as_ref() }
     }
 
     pub(super) fn ask(&self, request: u64) {
