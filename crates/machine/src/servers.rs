@@ -10,7 +10,7 @@
 //! A frozen guest runs in the place of others, whether or not its own vCPU's thread does, which only answers what it asks. So it cannot be
 //! paused, and what cannot be paused cannot be saved.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -45,6 +45,12 @@ enum Step {
     ToBeFrozen(Duration),
     Refused(String),
     Frozen { link: OwnedFd, budget: Duration },
+}
+
+/// By one system call: the standard library's makes two of them.
+fn copy(fd: &OwnedFd) -> Result<OwnedFd, MachineError> {
+    let copy = rustix::io::fcntl_dupfd_cloexec(fd, 0);
+    copy.map_err(|error| host("a copy of a descriptor")(error.into()))
 }
 
 /// Whether the machine is to serve, between its owner and its vCPU's thread.
@@ -106,8 +112,7 @@ impl Freezing {
         let mut step = self.step();
         match &*step {
             Step::Frozen { link, budget: has } if *has == budget => {
-                let copy = link.as_fd().try_clone_to_owned();
-                return copy.map(Some).map_err(host("a copy of a descriptor"));
+                return copy(link).map(Some);
             }
             Step::Frozen { budget: has, .. } => return Err(MachineError::OtherBudget { has: *has, budget }),
             Step::NoServer | Step::ToBeFrozen(_) | Step::Refused(_) => (),
@@ -178,7 +183,6 @@ impl Machine {
     }
 
     fn link_all(&self, index: u32, server: Option<&OwnedFd>) -> Result<(), MachineError> {
-        let copy = |server: &OwnedFd| server.try_clone().map_err(host("a copy of a descriptor"));
         let mut copies = Vec::new();
         for _ in &self.threads {
             copies.push(server.map(copy).transpose()?);

@@ -12,7 +12,7 @@ use super::Vm;
 use crate::refusal::{from_machine, refuse};
 use crate::request_fds::all_used;
 
-const NO_SERVERS: &str = "only a guest that owns its CPUs can be frozen, or enter a frozen one: make the VM with a                           `reservation` (class `bare`)";
+const NO_SERVERS: &str = "only a guest that owns its CPUs can be frozen, or enter a frozen one: make the VM with a `reservation` (class `bare`)";
 
 /// What a request is answered with.
 pub(crate) struct Answer {
