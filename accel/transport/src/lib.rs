@@ -14,6 +14,7 @@ mod busy_poll;
 mod channel;
 mod connection;
 mod end;
+mod enter;
 mod error;
 mod greeting;
 mod peer;
@@ -29,6 +30,7 @@ mod transport;
 
 pub use connection::{ClientConnection, Offer, ServerConnection, Settings, accept, connect};
 pub use end::{ClientEnd, Counters, ServerEnd};
+pub use enter::{Enter, Entered, Link, connect_by_entering, run_when_others_sleep, wait_to_be_entered};
 pub use error::{Error, Protocol};
 pub use greeting::Agreement;
 pub use place::Place;
