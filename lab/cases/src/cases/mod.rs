@@ -150,6 +150,7 @@ pub(crate) const ALL: &[&Case] = &[
     &bare_identity::CLASS,
     &bare_nvme::CASE,
     &bare_server::CASE,
+    &bare_server::accelerator::CASE,
     &bare_switch::CASE,
     &kvm_nvme::CASE,
     &device_memory::CASE,

@@ -7,6 +7,7 @@
 //!  client: CPU 1 ─► link ─► its program enters: one exit each ─► a question of the server's, a halt, its end
 //! ```
 
+pub(crate) mod accelerator;
 mod words;
 
 use std::fs::{self, File};
@@ -65,7 +66,7 @@ fn host(host: &Host) -> Result<()> {
     let mut log = kernel_log()?;
     let device = Device::open(Device::PATH)?;
     let all = online()?;
-    let windows = Windows::new(host)?;
+    let windows = Windows::new(host, PAGE)?;
     let (mut server, link) = serve(host, &device, windows.servers)?;
     wait_online(&all).context("the CPU of a frozen server")?;
     refuses(&mut server)?;
@@ -114,47 +115,65 @@ struct Windows {
     servers: Window,
 }
 
-/// A window's files, and which part of the first is the second's.
+/// A window's file, and which parts of it are another's.
 struct Window {
-    files: Vec<File>,
-    place: Option<u64>,
+    file: File,
+    other: Option<File>,
+    /// Where they begin, and their bytes.
+    parts: Vec<(u64, u64)>,
 }
 
 impl Windows {
-    /// Two file systems alike, of which the one file is the same memory.
-    fn new(host: &Host) -> Result<Self> {
+    /// Two file systems alike, of which the one file, of so many bytes, is the same memory.
+    fn new(host: &Host, length: u64) -> Result<Self> {
         let (image, root) = (host.scratch.join("window.ext4"), host.scratch.join("root"));
         fs::create_dir(&root)?;
-        let mut page = vec![0; usize::try_from(PAGE)?];
-        page[..MARK.len()].copy_from_slice(MARK);
-        fs::write(root.join("words"), &page)?;
+        let page_bytes = usize::try_from(PAGE)?;
+        let marked = |number: u64| {
+            let mut page = vec![0; page_bytes];
+            page[..MARK.len()].copy_from_slice(MARK);
+            page[page_bytes - 8..].copy_from_slice(&number.to_le_bytes());
+            page
+        };
+        let pages = length / PAGE;
+        fs::write(root.join("words"), (0..pages).flat_map(marked).collect::<Vec<u8>>())?;
         File::create(&image)?.set_len(BYTES)?;
         let options = ["-q", "-b", "4096", "-O", "^has_journal", "-d"];
         let (root, path) = (root.to_string_lossy(), image.to_string_lossy());
         run("mkfs.ext4", &[options.as_slice(), &[&root, &path]].concat())?;
         let bytes = fs::read(&image)?;
         fs::remove_file(&image)?;
-        let found = bytes
-            .chunks(page.len())
-            .zip(0_u64..)
-            .find(|(chunk, _)| chunk.starts_with(MARK));
-        let place = found.context("what was written is nowhere in the file system")?.1 * PAGE;
+        // The file's pages, wherever they are.
+        let mut parts: Vec<(u64, u64)> = Vec::new();
+        for (page, at) in bytes.chunks(page_bytes).zip((0..).step_by(page_bytes)) {
+            match parts.last_mut() {
+                _ if !page.starts_with(MARK) => (),
+                Some((begin, length)) if *begin + *length == at => *length += PAGE,
+                _ => parts.push((at, PAGE)),
+            }
+        }
+        let found: u64 = parts.iter().map(|(_, length)| length).sum();
+        ensure!(found == length, "{found} bytes of {length} are in the file system");
         let file = |name| -> Result<File> {
             let file = base::memfd::sized(name, BYTES)?;
             file.write_all_at(&bytes, 0)?;
+            for (at, length) in &parts {
+                file.write_all_at(&vec![0; usize::try_from(*length)?], *at)?;
+            }
             Ok(file)
         };
+        // What is in the server's own in those places nobody sees.
         let (clients, servers) = (file("client")?, file("server")?);
-        // Nothing of it is the server's own.
-        servers.write_all_at(&vec![0; page.len()], place)?;
         Ok(Self {
             servers: Window {
-                files: vec![servers, clients.try_clone()?],
-                place: Some(place),
+                file: servers,
+                other: Some(clients.try_clone()?),
+                parts,
             },
             clients: Window {
-                files: vec![clients],
-                place: None,
+                file: clients,
+                other: None,
+                parts: Vec::new(),
             },
         })
     }
@@ -163,17 +182,20 @@ impl Windows {
 /// A guest of this class with a window, on the one CPU that Linux gives up.
 fn start(host: &Host, device: &Device, window: Window) -> Result<(Vm, Agent)> {
     let mut builder = Builder::new(host)?;
-    let fds: Vec<_> = window.files.into_iter().map(|file| builder.fd(file)).collect();
-    let part = |(file, at): (_, u64)| PmemPartConfig {
-        file,
-        offset: at,
-        at,
-        length: PAGE,
-    };
+    let mut parts = Vec::new();
+    for (at, length) in window.parts {
+        let other = window.other.as_ref().context("parts of no file")?;
+        parts.push(PmemPartConfig {
+            file: builder.fd(other.try_clone()?),
+            offset: at,
+            at,
+            length,
+        });
+    }
     let config = PmemConfig {
-        file: *fds.first().context("a window without a file")?,
+        file: builder.fd(window.file),
         private: false,
-        parts: fds.get(1).copied().zip(window.place).map(part).into_iter().collect(),
+        parts,
     };
     builder.device("window", &config)?;
     let reservation = OwnedFd::from(device.reserve(&[CPU])?);
@@ -185,10 +207,7 @@ fn start(host: &Host, device: &Device, window: Window) -> Result<(Vm, Agent)> {
 
 /// A guest whose program waits, frozen as soon as that was asked for, and what others are linked to it by.
 fn serve(host: &Host, device: &Device, window: Window) -> Result<(Vm, OwnedFd)> {
-    let logs = host.logs.join("server");
-    fs::create_dir_all(&logs)?;
-    let host = Host { logs, ..host.clone() };
-    let (mut machine, mut agent) = start(&host, device, window)?;
+    let (mut machine, mut agent) = start(&apart(host)?, device, window)?;
     let argv = [GUEST_HALF, "guest", CASE.name, "serve"].map(OsText::from).to_vec();
     agent.exec_detached(&ExecRequest {
         argv,
@@ -200,15 +219,27 @@ fn serve(host: &Host, device: &Device, window: Window) -> Result<(Vm, OwnedFd)> 
         "it says something that nobody has asked for"
     );
     ensure!(client.info()?.state == VmState::Running, "it was frozen unasked");
+    let link = freeze(&mut machine)?;
+    Ok((machine, link))
+}
+
+/// Logs beside those of the client.
+fn apart(host: &Host) -> Result<Host> {
+    let logs = host.logs.join("server");
+    fs::create_dir_all(&logs)?;
+    Ok(Host { logs, ..host.clone() })
+}
+
+/// Has a machine freeze when its guest waits, and gives what others are linked to it by.
+fn freeze(machine: &mut Vm) -> Result<OwnedFd> {
+    let client = &mut machine.vmm.client;
     let early = client.freeze(BUDGET_US)?;
     ensure!(early.is_none(), "it was frozen before its guest could wait");
     ensure!(readable(client, BOOT)?, "its guest does not wait");
     let event = client.wait_event()?;
     ensure!(event == Event::Frozen, "it says {event:?}");
-    let link = client
-        .freeze(BUDGET_US)?
-        .context("it is frozen, and has no descriptor")?;
-    Ok((machine, link))
+    let link = client.freeze(BUDGET_US)?;
+    link.context("it is frozen, and has no descriptor")
 }
 
 fn refused<T>(result: Result<T, ClientError>, kind: ErrorKind, words: &str) -> Result<()> {
@@ -290,16 +321,17 @@ fn is_not_saved(host: &Host, client: &mut Vm) -> Result<()> {
     Ok(client.vmm.client.resume()?)
 }
 
-/// What the server's kernel asks of its VMM is done while the client goes on.
+/// What the server asks of its VMM is done while the client goes on.
 fn asks(agent: &mut Agent, server: &mut Vm) -> Result<()> {
-    let before = exits(server, "memory")?;
+    let before = exits(server, "port")?;
     let said = vm::guest_half(agent, CASE.name, &["order", &ASK.to_string()])?;
     server.wait_console(words::ASKED, BOOT)?;
-    let asked = exits(server, "memory")? - before;
-    tell(&format!(
-        "a server's line to its console: {asked} exits by memory; its client {said}"
-    ));
-    ensure!(asked > 0, "its console needs no VMM");
+    let asked = exits(server, "port")? - before;
+    tell(&format!("a server's line to a port: {asked} exits; its client {said}"));
+    ensure!(
+        asked == words::ASKED.len() as u64,
+        "it came out {asked} times for as many bytes"
+    );
     let said = vm::guest_half(agent, CASE.name, &["call", "10"])?;
     ensure!(!said.is_empty(), "it says nothing");
     Ok(())
@@ -333,6 +365,8 @@ fn guest(arguments: &[String]) -> Result<()> {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match arguments.as_slice() {
         ["serve"] => Words::map()?.serve(),
+        ["mount"] => words::mount_window(),
+        ["directory", path] => Ok(fs::create_dir_all(path)?),
         ["enter"] => {
             tell(&words::enter(0).to_string());
             Ok(())
