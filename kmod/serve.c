@@ -4,7 +4,10 @@
  * vCPU is frozen, others are linked to it, its user space waits for what it
  * asks, and somebody looks at its time. What enters it is switch.c.
  */
+#include <linux/anon_inodes.h>
 #include <linux/delay.h>
+#include <linux/err.h>
+#include <linux/fcntl.h>
 #include <linux/file.h>
 #include <linux/fs.h>
 #include <linux/ktime.h>
@@ -105,6 +108,19 @@ void basalt_server_put(struct basalt_server *server)
 		kref_put(&server->users, free_server);
 }
 
+static int release_file(struct inode *inode, struct file *file)
+{
+	basalt_server_put(file->private_data);
+	return 0;
+}
+
+/* Nothing can be done with it but linking: whoever gets it has no part in the server itself. */
+static const struct file_operations server_operations = {
+	.owner = THIS_MODULE,
+	.release = release_file,
+	.llseek = noop_llseek,
+};
+
 static struct basalt_server *new_server(struct basalt_vcpu *vcpu, u32 budget_us)
 {
 	struct basalt_server *server = kzalloc(sizeof(*server), GFP_KERNEL_ACCOUNT);
@@ -120,6 +136,8 @@ static struct basalt_server *new_server(struct basalt_vcpu *vcpu, u32 budget_us)
 	server->id = atomic64_inc_return(&last_id);
 	server->state = BASALT_SERVER_WAITS;
 	server->vcpu = vcpu;
+	server->vm = vcpu->vm;
+	spin_lock_init(&server->ending);
 	server->budget = mul_u64_u64_div_u64(budget_us, tsc_khz, 1000);
 	server->period = max(1UL, usecs_to_jiffies(budget_us) / 2);
 	INIT_DELAYED_WORK(&server->watch, look_at_time);
@@ -141,33 +159,52 @@ static bool is_alone(struct basalt_vm *vm)
 	return alone;
 }
 
-/* @vcpu's lock is held, and its machine's. */
-static long freeze(struct basalt_vcpu *vcpu, u32 budget_us)
+static struct file *new_file(struct basalt_server *server)
+{
+	struct file *file = anon_inode_getfile("basalt-server", &server_operations, server, O_RDWR);
+
+	if (!IS_ERR(file))
+		kref_get(&server->users);
+	return file;
+}
+
+/* @vcpu's lock is held, and its machine's. Gives the file that links are made by. */
+static struct file *freeze(struct basalt_vcpu *vcpu, u32 budget_us)
 {
 	struct basalt_vm *vm = vcpu->vm;
 	struct basalt_server *server;
+	struct file *file;
 	long error;
 
 	if (vcpu->server)
-		return -EEXIST;
+		return ERR_PTR(-EEXIST);
 	if (vm->identity)
-		return -EOPNOTSUPP;
+		return ERR_PTR(-EOPNOTSUPP);
 	if (!waits(vcpu) || !is_alone(vm))
-		return -EINVAL;
+		return ERR_PTR(-EINVAL);
 	server = new_server(vcpu, budget_us);
 	if (!server)
-		return -ENOMEM;
+		return ERR_PTR(-ENOMEM);
+	file = new_file(server);
+	if (IS_ERR(file)) {
+		basalt_free_context(server->context);
+		basalt_server_put(server);
+		return file;
+	}
 	vcpu->job = BASALT_JOB_SAVE;
 	vcpu->context = server->context;
 	error = basalt_cpu_run(vcpu);
 	vcpu->context = NULL;
 	/* A CPU that is lost may write there for ever. */
-	if (vcpu->lost)
-		return error;
+	if (vcpu->lost) {
+		fput(file);
+		return ERR_PTR(error);
+	}
 	if (error && error != -EINTR) {
 		basalt_free_context(server->context);
 		basalt_server_put(server);
-		return error;
+		fput(file);
+		return ERR_PTR(error);
 	}
 	/* Nothing is sent to its CPU from here on; devices' interrupts would be another's, and links would be used there. */
 	spin_lock(&vcpu->sending);
@@ -180,7 +217,7 @@ static long freeze(struct basalt_vcpu *vcpu, u32 budget_us)
 	WRITE_ONCE(vcpu->flush, true);
 	basalt_cpu_forget(vcpu);
 	basalt_vm_leave_claim(vm);
-	return 0;
+	return file;
 }
 
 /**
@@ -188,25 +225,37 @@ static long freeze(struct basalt_vcpu *vcpu, u32 budget_us)
  * @vcpu: which
  * @user: for how long each time
  *
- * Return: 0, or an error of BASALT_FREEZE.
+ * Return: a descriptor by which others are linked to it, or an error of BASALT_FREEZE.
  */
 long basalt_freeze(struct basalt_vcpu *vcpu, const struct basalt_freeze __user *user)
 {
 	struct basalt_freeze wanted;
-	long error;
+	struct file *file;
+	int fd;
 
 	if (copy_from_user(&wanted, user, sizeof(wanted)))
 		return -EFAULT;
 	if (wanted.budget_us < SHORTEST_US || wanted.budget_us > LONGEST_US ||
 	    memchr_inv(wanted.reserved, 0, sizeof(wanted.reserved)))
 		return -EINVAL;
-	if (!mutex_trylock(&vcpu->lock))
+	/* Once it is frozen nothing can fail any more. */
+	fd = get_unused_fd_flags(O_CLOEXEC);
+	if (fd < 0)
+		return fd;
+	if (!mutex_trylock(&vcpu->lock)) {
+		put_unused_fd(fd);
 		return -EBUSY;
+	}
 	mutex_lock(&vcpu->vm->lock);
-	error = freeze(vcpu, wanted.budget_us);
+	file = freeze(vcpu, wanted.budget_us);
 	mutex_unlock(&vcpu->vm->lock);
 	mutex_unlock(&vcpu->lock);
-	return error;
+	if (IS_ERR(file)) {
+		put_unused_fd(fd);
+		return PTR_ERR(file);
+	}
+	fd_install(fd, file);
+	return fd;
 }
 
 /**
@@ -290,6 +339,9 @@ void basalt_server_end(struct basalt_vcpu *vcpu)
 		pr_err(BASALT "CPU %u does not come out of a server: its memory is lost until the next boot\n",
 		       READ_ONCE(server->cpu));
 	}
+	spin_lock(&server->ending);
+	server->over = true;
+	spin_unlock(&server->ending);
 	cancel_delayed_work_sync(&server->watch);
 	if (vcpu->lost)
 		return;
@@ -314,33 +366,39 @@ void basalt_links_drop(struct basalt_vcpu *vcpu)
 /* @vcpu's lock is held, and @server's file. */
 static long add(struct basalt_vcpu *vcpu, u32 index, struct basalt_server *server)
 {
+	long error = 0;
+
 	if (vcpu->links[index])
 		return -EEXIST;
 	if (!vcpu->aside)
 		vcpu->aside = basalt_new_context();
 	if (!vcpu->aside)
 		return -ENOMEM;
-	kref_get(&server->users);
-	vcpu->links[index] = server;
-	/* It goes on until the server ends: whoever is linked may come and go. */
-	schedule_delayed_work(&server->watch, server->period);
-	return 0;
+	spin_lock(&server->ending);
+	if (server->over) {
+		error = -ESRCH;
+	} else if (server->vm == vcpu->vm) {
+		error = -EINVAL;
+	} else {
+		kref_get(&server->users);
+		vcpu->links[index] = server;
+		/* It goes on until the server ends: whoever is linked may come and go. */
+		schedule_delayed_work(&server->watch, server->period);
+	}
+	spin_unlock(&server->ending);
+	return error;
 }
 
 static long link_to(struct basalt_vcpu *vcpu, const struct basalt_link *wanted)
 {
 	struct file *file;
-	struct basalt_vcpu *other;
-	struct basalt_server *server;
 	long error = -EINVAL;
 
 	file = fget(wanted->server);
 	if (!file)
 		return -EBADF;
-	other = basalt_vcpu_of(file);
-	server = other && other->vm != vcpu->vm ? READ_ONCE(other->server) : NULL;
-	if (server)
-		error = add(vcpu, wanted->index, server);
+	if (file->f_op == &server_operations)
+		error = add(vcpu, wanted->index, file->private_data);
 	fput(file);
 	return error;
 }

@@ -306,17 +306,6 @@ static const struct file_operations vcpu_operations = {
 	.llseek = noop_llseek,
 };
 
-/**
- * basalt_vcpu_of() - the vCPU that a descriptor stands for
- * @file: the descriptor's
- *
- * Return: it, for as long as the file is held; NULL if that is another's.
- */
-struct basalt_vcpu *basalt_vcpu_of(struct file *file)
-{
-	return file->f_op == &vcpu_operations ? file->private_data : NULL;
-}
-
 static struct basalt_vcpu *new_vcpu(struct basalt_vm *vm, unsigned int cpu, u32 apic_id)
 {
 	struct basalt_vcpu *vcpu;

@@ -90,10 +90,11 @@ enum basalt_server_state {
 
 /**
  * struct basalt_server - a frozen vCPU, for itself and for whoever is linked to it
- * @users: they
+ * @users: they, and each file that links are made by
  * @id: no other ever has this number
  * @state: one of enum basalt_server_state
  * @vcpu: which; until it has ended
+ * @vm: its machine, to tell it from others; it may be gone
  * @context: its FPU while it does not run
  * @cpu: where it runs, or has run last
  * @since: the time stamp counter at its entry, while it runs and @cpu says where; zero otherwise
@@ -103,12 +104,15 @@ enum basalt_server_state {
  * @stop: it is to come out because it ends
  * @period: how often its time is looked at, in jiffies
  * @watch: who looks, as long as there is a link
+ * @ending: for @over, and for beginning to look
+ * @over: its descriptor was closed: nobody is to look any more
  */
 struct basalt_server {
 	struct kref users;
 	u64 id;
 	int state;
 	struct basalt_vcpu *vcpu;
+	const struct basalt_vm *vm;
 	struct basalt_context *context;
 	unsigned int cpu;
 	u64 since;
@@ -118,6 +122,8 @@ struct basalt_server {
 	bool stop;
 	unsigned long period;
 	struct delayed_work watch;
+	spinlock_t ending;
+	bool over;
 };
 
 /**
@@ -257,7 +263,6 @@ void basalt_pull_once(const struct basalt_vcpu *vcpu);
 u64 basalt_switch(struct basalt_cpu *self, struct basalt_vcpu *vcpu);
 
 /* vcpu.c */
-struct basalt_vcpu *basalt_vcpu_of(struct file *file);
 struct basalt_context *basalt_new_context(void);
 void basalt_free_context(struct basalt_context *context);
 void basalt_vcpu_hide(struct basalt_vcpu *vcpu);

@@ -13,7 +13,7 @@
 #include <linux/ioctl.h>
 #include <linux/types.h>
 
-#define BASALT_API_VERSION	5
+#define BASALT_API_VERSION	6
 
 /* Where the requests are made: a character device, for its owner alone. */
 #define BASALT_DEVICE		"/dev/basalt"
@@ -473,7 +473,7 @@ struct basalt_freeze {
 
 /**
  * struct basalt_link - a server for a vCPU
- * @server: the descriptor of a frozen vCPU of another machine; -1 to end the link
+ * @server: what BASALT_FREEZE of another machine's vCPU has given; -1 to end the link
  * @index: its number, below BASALT_MAX_LINKS
  * @reserved: zero
  */
@@ -486,18 +486,19 @@ struct basalt_link {
 /*
  * On a vCPU that does not run (EBUSY). BASALT_FREEZE is for one that has come
  * out with BASALT_CALL_WAIT, and is the only one of its machine (EINVAL);
- * EOPNOTSUPP with BASALT_VM_IDENTITY. It gives its CPU back: the claim is
- * Linux's as soon as this process has closed it as well. From then on it has no
+ * EOPNOTSUPP with BASALT_VM_IDENTITY. It answers with a descriptor that is good
+ * for BASALT_LINK and for nothing else, and keeps nothing. The vCPU gives its
+ * CPU back: the claim is Linux's as soon as this process has closed it as well. From then on it has no
  * interrupts and no timer, and what it writes to its APIC is lost.
  * BASALT_RUN of it waits until it asks for something, which is answered as
  * ever, or has ended (BASALT_EXIT_SHUTDOWN, BASALT_EXIT_FAILED). Those of state
  * are for one that asks (EBUSY); those of context, interrupts, NMIs and
  * BASALT_ATTACH_IRQ are refused (EOPNOTSUPP), and so is freezing it again
- * (EEXIST). It ends with the last copy of its descriptor, whatever is linked to
- * it.
+ * (EEXIST). It ends with the last copy of the vCPU's own descriptor, whatever
+ * is linked to it.
  *
  * BASALT_LINK errors: EBADF and EINVAL (no frozen vCPU, or one of the same
- * machine), EEXIST (the number has a link), ENOENT (it has none, to end it),
+ * machine), ESRCH (the server's descriptor was closed), EEXIST (the number has a link), ENOENT (it has none, to end it),
  * EOPNOTSUPP (of a frozen vCPU, or with BASALT_VM_IDENTITY).
  */
 #define BASALT_FREEZE		_IOW(0xba, 0x39, struct basalt_freeze)

@@ -26,6 +26,7 @@ use crate::busy_poll::BusyPoll;
 use crate::channel::Channel;
 use crate::coalesce::{self, Coalesce};
 use crate::end::{Counters, Way};
+use crate::enter::Taken;
 use crate::greeting::{
     Agreement, Hello, MORE, Memory, Wake, Welcome, bytes_of, receive, receive_all, receive_bytes, send, unsound,
 };
@@ -74,7 +75,7 @@ pub struct ClientConnection {
     /// An end for each thread.
     pub ends: Vec<ClientEnd>,
     /// Hung up with the last of the ends.
-    socket: Arc<Control>,
+    pub(crate) socket: Arc<Control>,
 }
 
 /// What stays open for as long as the connection is to last.
@@ -82,6 +83,8 @@ pub struct ClientConnection {
 pub(crate) enum Control {
     Packets(Arc<PacketSocket>),
     Stream(Channel),
+    /// Nothing is said there: the window itself.
+    Window(Taken),
 }
 
 impl ClientConnection {
@@ -110,6 +113,7 @@ impl ClientConnection {
         match self.socket.as_ref() {
             Control::Packets(socket) => socket.as_fd().as_raw_fd(),
             Control::Stream(channel) => channel.socket().as_raw_fd(),
+            Control::Window(taken) => taken.file().as_raw_fd(),
         }
     }
 }
@@ -236,7 +240,7 @@ fn open_window(
 }
 
 /// Who may have a file that this process maps: who could end it anyway.
-fn may_shrink(server: Uid, own: Uid) -> bool {
+pub(crate) fn may_shrink(server: Uid, own: Uid) -> bool {
     server.is_root() || server == own
 }
 
@@ -259,7 +263,7 @@ fn server_of(
 }
 
 /// A client's end of a pair of rings.
-fn client_end(
+pub(crate) fn client_end(
     agreed: Agreement,
     window: &Window,
     pair: u32,

@@ -87,6 +87,7 @@ impl Agreement {
     /// How many sockets there are for it between two sides that wake each other in this way.
     pub(crate) fn sockets(self, wake: Wake) -> usize {
         match (self.transport.has_rings(), wake) {
+            _ if self.transport == Transport::Enter => 0,
             (true, Wake::Words) => 0,
             _ => self.pairs as usize,
         }

@@ -15,6 +15,7 @@ use wire::packet::PacketSocket;
 use wire::ring::Word;
 
 use crate::Error;
+use crate::enter;
 use crate::resumption::Resumption;
 use crate::signal::ring;
 
@@ -32,6 +33,8 @@ pub(crate) enum Peer {
     Server { life: Life, socket: Arc<PacketSocket> },
     /// A server of which another one may take over, after this machine was saved.
     Resumable(Arc<Resumption>),
+    /// A server that its client runs: what came of it last is known, and the window's header says the rest.
+    Entered { life: Life, server: Arc<enter::Server> },
     /// A client, as its server sees it: by what the connection's watch has seen.
     Client(Arc<AtomicBool>),
 }
@@ -42,6 +45,7 @@ impl Peer {
         match self {
             Self::Server { life, .. } => life.is_over(),
             Self::Resumable(resumption) => resumption.is_over(),
+            Self::Entered { life, server } => server.is_gone() || life.is_over(),
             Self::Client(gone) => gone.load(Ordering::Acquire),
         }
     }
@@ -54,7 +58,7 @@ impl Peer {
         let is_over = match self {
             Self::Server { socket, .. } => has_something(socket),
             Self::Resumable(resumption) => !resumption.look()?,
-            Self::Client(_) => false,
+            Self::Entered { .. } | Self::Client(_) => false,
         };
         Ok(is_over || self.is_gone())
     }
@@ -62,7 +66,7 @@ impl Peer {
     /// How long may be waited without a look.
     pub(crate) fn looks(&self) -> Duration {
         match self {
-            Self::Server { .. } | Self::Resumable(_) => CLIENT_LOOKS,
+            Self::Server { .. } | Self::Resumable(_) | Self::Entered { .. } => CLIENT_LOOKS,
             Self::Client(_) => SERVER_LOOKS,
         }
     }

@@ -2,20 +2,21 @@
 
 use std::env;
 use std::fmt;
-use std::path::PathBuf;
+use std::fs::File;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use wire::packet::PacketSocket;
 
-use crate::{Address, ClientConnection, Offer, Transport, connect, connect_remote, tls};
+use crate::{Address, ClientConnection, Link, Offer, Transport, connect, connect_by_entering, connect_remote, tls};
 
 /// Names the socket of the server.
 const SOCKET: &str = "BASALT_ACCEL_SOCKET";
 /// Where it is if nobody says another place.
 const DEFAULT_SOCKET: &str = "/run/basalt/accel.sock";
-/// Names a server on another machine, in place of a socket.
+/// Names a server on another machine, in place of a socket, or one that this virtual machine enters.
 const SERVER: &str = "BASALT_ACCEL";
 /// Who signs such servers' certificates, and this client's own certificate and key where the server asks for one: files with PEM.
 const AUTHORITIES: &str = "BASALT_ACCEL_TLS_CA";
@@ -31,6 +32,29 @@ pub enum Place {
     Socket(PathBuf),
     /// On another one.
     Remote(Address),
+    /// In a frozen one that this one is linked to by a number: a window that both have, as a file.
+    Entered(u32, PathBuf),
+}
+
+/// What begins the name of one that is entered: `enter:NUMBER:PATH`.
+const ENTER: &str = "enter:";
+
+/// How many links a virtual machine can have (`BASALT_MAX_LINKS` of kmod/uapi/basalt.h).
+const MAX_LINKS: u32 = 4;
+
+/// The number and the path.
+fn entered(text: &str) -> Result<Place, String> {
+    let parts = text
+        .split_once(':')
+        .and_then(|(number, path)| Some((number.parse().ok()?, path)));
+    match parts {
+        Some((number, path)) if number < MAX_LINKS && Path::new(path).is_absolute() => {
+            Ok(Place::Entered(number, path.into()))
+        }
+        _ => Err(format!(
+            "{SERVER}={ENTER}{text}: give the number of a link, 0 to 3, and the path of a window, such as {ENTER}0:/run/window/slot-0"
+        )),
+    }
 }
 
 impl fmt::Display for Place {
@@ -38,6 +62,7 @@ impl fmt::Display for Place {
         match self {
             Self::Socket(path) => path.display().fmt(f),
             Self::Remote(address) => address.fmt(f),
+            Self::Entered(number, path) => write!(f, "{ENTER}{number}:{}", path.display()),
         }
     }
 }
@@ -50,6 +75,9 @@ impl Place {
     pub fn of_environment() -> Result<Self, String> {
         if let Some(address) = env::var_os(SERVER) {
             let address = address.to_string_lossy();
+            if let Some(of_link) = address.strip_prefix(ENTER) {
+                return entered(of_link);
+            }
             let parsed = address.parse().map_err(|error| format!("{SERVER}: {error}"))?;
             return Ok(Self::Remote(parsed));
         }
@@ -62,7 +90,7 @@ impl Place {
     pub fn named_by(&self) -> &'static str {
         match self {
             Self::Socket(_) => SOCKET,
-            Self::Remote(_) => SERVER,
+            Self::Remote(_) | Self::Entered(..) => SERVER,
         }
     }
 
@@ -97,8 +125,29 @@ impl Place {
                 let offer = offer(forced()?.unwrap_or(vec![Transport::Stream]));
                 connect_remote(address, tls.as_ref(), &offer).map_err(|error| error.to_string())
             }
+            Self::Entered(number, path) => {
+                if !may_be_linked() {
+                    return Err(
+                        "only a guest on an AMD processor, of a sandbox of the class `bare`, can enter a server"
+                            .to_owned(),
+                    );
+                }
+                let file = File::options().read(true).write(true).open(path);
+                let file = file.map_err(|error| format!("the window {}: {error}", path.display()))?;
+                let offer = offer(vec![Transport::Enter]);
+                connect_by_entering(file, Arc::new(Link(*number)), &offer).map_err(|error| error.to_string())
+            }
         }
     }
+}
+
+/// Whether the instruction by which a server is entered is one: elsewhere it would end the program.
+fn may_be_linked() -> bool {
+    use std::arch::x86_64::__cpuid;
+    let vendor = __cpuid(0);
+    let amd = [vendor.ebx, vendor.edx, vendor.ecx] == [*b"Auth", *b"enti", *b"cAMD"].map(u32::from_le_bytes);
+    // Of a hypervisor: CPUID 1, ECX (AMD64 APM 3, E.3.2).
+    amd && __cpuid(1).ecx >> 31 == 1
 }
 
 /// The one way that is to be taken, if one is.
@@ -125,4 +174,22 @@ fn certificates() -> Result<Arc<tls::ClientConfig>, String> {
         _ => return Err(format!("set both {CERTIFICATE} and {KEY}, or neither")),
     };
     tls::client(authorities.as_ref(), identity.as_ref()).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_is_entered_has_a_number_and_a_path() {
+        let place = entered("3:/run/window/slot-0").unwrap();
+        assert_eq!(place, Place::Entered(3, "/run/window/slot-0".into()));
+        assert_eq!(place.to_string(), "enter:3:/run/window/slot-0");
+        for wrong in ["", "0", "0:", "0:slot", "4:/slot", "-1:/slot", "/slot", "x:/slot"] {
+            assert!(
+                entered(wrong).unwrap_err().contains("enter:0:/run/window/slot-0"),
+                "{wrong}"
+            );
+        }
+    }
 }

@@ -19,6 +19,9 @@ pub enum Transport {
     /// Rings; who waits sleeps at once, and the server's thread follows the client's to its CPU: a call is two changes of the running
     /// thread, and one CPU does the work of both.
     SameCpu,
+    /// Rings in memory of two virtual machines; the client runs the server in its own place, and nobody is woken ([`crate::Enter`]). Is never
+    /// agreed on over a socket.
+    Enter,
     /// A stream socket, records in batches.
     Stream,
     /// A stream socket, one request and one answer for each record, whether it has an answer or not, as GVirtuS does; to compare with.
@@ -27,11 +30,11 @@ pub enum Transport {
 
 /// A name is no transport's.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there is no transport {0:?}; there are spin, bell, same-cpu, stream and synchronous")]
+#[error("there is no transport {0:?}; there are spin, bell, same-cpu, enter, stream and synchronous")]
 pub struct TransportError(String);
 
 impl Transport {
-    /// All of them.
+    /// All that are agreed on over a socket.
     pub const ALL: [Self; 5] = [Self::Spin, Self::Bell, Self::SameCpu, Self::Stream, Self::Synchronous];
 
     /// Those that are worth using between processes of a host with so many CPUs, the best first. Two sides that spin on two CPUs leave
@@ -45,12 +48,13 @@ impl Transport {
 
     /// The first of the client's wishes that the server has, too.
     pub(crate) fn choose(wishes: &[Self], have: &[Self]) -> Option<Self> {
-        wishes.iter().copied().find(|wish| have.contains(wish))
+        let agreed = |wish: &Self| have.contains(wish) && *wish != Self::Enter;
+        wishes.iter().copied().find(agreed)
     }
 
     /// Whether it needs memory that both have.
     pub fn has_rings(self) -> bool {
-        matches!(self, Self::Spin | Self::Bell | Self::SameCpu)
+        matches!(self, Self::Spin | Self::Bell | Self::SameCpu | Self::Enter)
     }
 
     /// How long who waits looks before it sleeps, at most.
@@ -58,7 +62,7 @@ impl Transport {
         match self {
             Self::Spin => Duration::from_micros(50),
             Self::Bell => Duration::from_micros(10),
-            Self::SameCpu | Self::Stream | Self::Synchronous => Duration::ZERO,
+            Self::SameCpu | Self::Enter | Self::Stream | Self::Synchronous => Duration::ZERO,
         }
     }
 
@@ -67,6 +71,7 @@ impl Transport {
             Self::Spin => "spin",
             Self::Bell => "bell",
             Self::SameCpu => "same-cpu",
+            Self::Enter => "enter",
             Self::Stream => "stream",
             Self::Synchronous => "synchronous",
         }
@@ -83,7 +88,10 @@ impl FromStr for Transport {
     type Err = TransportError;
 
     fn from_str(text: &str) -> Result<Self, TransportError> {
-        let found = Self::ALL.into_iter().find(|transport| transport.name() == text);
+        let found = Self::ALL
+            .into_iter()
+            .chain([Self::Enter])
+            .find(|transport| transport.name() == text);
         found.ok_or_else(|| TransportError(text.to_owned()))
     }
 }
@@ -94,7 +102,7 @@ mod tests {
 
     #[test]
     fn names_are_read_as_they_are_written() {
-        for transport in Transport::ALL {
+        for transport in Transport::ALL.into_iter().chain([Transport::Enter]) {
             assert_eq!(transport.to_string().parse(), Ok(transport));
             assert_eq!(serde_json::to_string(&transport).unwrap(), format!("\"{transport}\""));
         }
@@ -108,6 +116,7 @@ mod tests {
         assert_eq!(Transport::choose(&[Spin, Bell], &[Bell, Spin]), Some(Spin));
         assert_eq!(Transport::choose(&[Spin, Stream], &[Bell, Stream]), Some(Stream));
         assert_eq!(Transport::choose(&[Synchronous], &[Bell]), None);
+        assert_eq!(Transport::choose(&[Transport::Enter], &[Transport::Enter]), None);
         assert_eq!(Transport::preferred(2).first(), Some(&SameCpu));
         assert_eq!(Transport::preferred(4).first(), Some(&Spin));
         // It is for comparison, and taken by who forces it alone.

@@ -12,6 +12,7 @@
 mod arena;
 mod error;
 mod geometry;
+mod greeting;
 mod holder;
 pub mod image;
 mod life;
@@ -22,6 +23,7 @@ mod window;
 pub use arena::{Arena, Block};
 pub use error::Error;
 pub use geometry::{Geometry, PAGE};
+pub use greeting::Greeting;
 pub use holder::Holder;
 pub use life::Life;
 pub use window::{ClientPair, ServerPair, Side, VERSIONS, Window, map, map_file};

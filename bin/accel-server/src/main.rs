@@ -7,8 +7,10 @@ mod confine;
 mod guest;
 mod options;
 
+use std::fs::File;
 use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -58,6 +60,22 @@ fn serve(options: &Options) -> Result<()> {
             // Whoever has asked for port 0 learns which one it is.
             eprintln!("basalt-accel-server: listening on {}", listener.local_addr()?);
             Ok(server.serve_remote(&listener, tls)?)
+        }
+        Place::Passive(paths) => {
+            observe::logger::init("basalt-accel-server: ", options.log_level)?;
+            let open = |path: &PathBuf| {
+                let file = File::options().read(true).write(true).open(path);
+                file.with_context(|| format!("cannot open the window {}", path.display()))
+            };
+            let windows = paths.iter().map(open).collect::<Result<Vec<_>>>()?;
+            let control = control(options)?.map(|control| (control, 0));
+            let control = control.as_ref().map(|(control, restarts)| (control, *restarts));
+            let server = server(options, options.backend.open()?, control)?;
+            // What would come from a disk later never comes: it takes an interrupt. Memory that comes later is none of a disk's.
+            rustix::mm::mlockall(rustix::mm::MlockAllFlags::CURRENT)
+                .context("cannot keep all of this program in memory; run it as root")?;
+            let begin = accel_transport::run_when_others_sleep;
+            match accel_server::serve_passive(&server, windows, begin, accel_transport::wait_to_be_entered)? {}
         }
         Place::Guest(fds) => {
             // First of all: it relies on nothing else being open.

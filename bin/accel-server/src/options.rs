@@ -27,6 +27,7 @@ Usage: basalt-accel-server --socket PATH --backend opencl|cuda|null|reference [-
                            [--coalesce MICROS] [--memory SIZE] [--arbiter PATH] [--inflight NUMBER] [--control PATH]
                            [--log-level LEVEL] [--jail [what it is like]]
        basalt-accel-server --listen ADDRESS:PORT --tls-cert FILE --tls-key FILE [--tls-client-ca FILE] --backend ...
+       basalt-accel-server --passive FILE [--passive FILE ...] --backend ... (in a virtual machine that its clients run)
        basalt-accel-server --vsock-fd FD --window-fd FD --driver-fd FD --musl-driver-fd FD --ready-fd FD [--save-fd FD]
                            [--restore-fd FD] [--arbiter-fd FD] [--control-fd FD] --backend ... (the node's daemon does that)
 
@@ -36,6 +37,8 @@ Usage: basalt-accel-server --socket PATH --backend opencl|cuda|null|reference [-
   --tls-key FILE     with it: the key of that, as PEM
   --tls-client-ca FILE  with it: serve only clients whose certificates one of these has signed; else whoever connects
   --without-tls      with it: nothing is encrypted, and whoever reaches the port is served; needed but for loopback
+  --passive FILE     a window for one client at a time, which runs this server itself: a file of memory that this virtual machine and
+                     the client's have; again for each window (docs/accel-switch.md)
   --vsock-fd FD      the clients are in a virtual machine: the unix socket by which its VMM connects to its vsock
   --window-fd FD     with it: a memfd, sealed against shrinking, that is the machine's virtio-pmem device; it is formatted
   --driver-fd FD     with it: the client's library, which the window's file system is to have
@@ -96,6 +99,8 @@ pub(crate) enum Place {
     Remote(SocketAddr, Option<Certificates>),
     /// In a virtual machine.
     Guest(GuestFds),
+    /// In virtual machines that run this one, with these windows.
+    Passive(Vec<PathBuf>),
 }
 
 /// Where the directory of an inherited arbiter's socket is in a jail, and what the socket is called there.
@@ -174,7 +179,7 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
     use lexopt::prelude::*;
     let (mut socket, mut backend, mut library) = (None, None, None);
     let mut fds = Fds::default();
-    let mut remote = Remote::default();
+    let (mut remote, mut passive) = (Remote::default(), Vec::new());
     let mut arena = ByteSize(256 << 20);
     let mut threads = 32;
     let mut transports = None;
@@ -191,6 +196,7 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
         }
         match argument {
             Long("socket") => socket = Some(PathBuf::from(parser.value()?)),
+            Long("passive") => passive.push(PathBuf::from(parser.value()?)),
             Long("listen") => remote.listen = Some(address(&parser.value()?.string()?)?),
             Long("tls-cert") => remote.certificate = Some(parser.value()?.into()),
             Long("tls-key") => remote.key = Some(parser.value()?.into()),
@@ -238,7 +244,7 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
     }
     // Whoever asks wants to know.
     limits.measures_time = control.is_some();
-    let place = place(socket, remote, fds)?;
+    let place = place((socket, passive), remote, fds, jail.is_some())?;
     if let Place::Guest(fds) = &place {
         inherit(fds, (&mut limits, control.as_deref()), jail.is_some())?;
     }
@@ -318,7 +324,14 @@ fn address(text: &str) -> Result<SocketAddr> {
         .with_context(|| format!("--listen {text}: give an address and a port, such as 0.0.0.0:7070 or [::1]:7070"))
 }
 
-fn place(socket: Option<PathBuf>, remote: Remote, fds: Fds) -> Result<Place> {
+fn place((socket, passive): (Option<PathBuf>, Vec<PathBuf>), remote: Remote, fds: Fds, jailed: bool) -> Result<Place> {
+    if !passive.is_empty() {
+        // Its machine keeps it apart from others.
+        return match socket.is_none() && remote.listen.is_none() && fds == Fds::default() && !jailed {
+            true => Ok(Place::Passive(passive)),
+            false => bail!("--passive is for itself: leave out --socket, --listen, --jail and descriptors"),
+        };
+    }
     let with_tls = remote.certificate.is_some() || remote.key.is_some() || remote.clients.is_some();
     let no_fds = fds == Fds::default();
     match (socket, remote.listen, fds) {
@@ -357,186 +370,17 @@ impl Remote {
     }
 }
 
-/// Names with commas.
+/// A number of microseconds.
 fn micros(parser: &mut lexopt::Parser) -> Result<Duration> {
     let micros: u32 = lexopt::ValueExt::parse(&parser.value()?)?;
     Ok(Duration::from_micros(micros.into()))
 }
 
+/// Names with commas.
 fn list(names: &str) -> Result<Vec<Transport>> {
     let found: Result<Vec<Transport>, _> = names.split(',').map(str::parse).collect();
     found.with_context(|| format!("--transports {names}"))
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::carrier::LIBRARY;
-
-    fn parsed(words: &[&str]) -> Result<Options> {
-        match parse_from(lexopt::Parser::from_args(words))? {
-            Command::Serve(options) => Ok(*options),
-            Command::Print(text) => panic!("{text}"),
-        }
-    }
-
-    #[test]
-    fn what_is_not_said_is_what_the_help_says() {
-        let options = parsed(&["--socket", "a.sock", "--backend", "opencl"]).unwrap();
-        assert_eq!(options.backend, Carrier::Opencl(LIBRARY.into()));
-        assert_eq!((options.arena.0, options.threads), (256 << 20, 32));
-        assert!(HELP.contains("256m") && HELP.contains("; 32\n") && HELP.contains(LIBRARY));
-        assert!(!options.transports.contains(&Transport::Synchronous));
-        let limits = options.limits;
-        assert!(limits.memory.is_none() && limits.arbiter.is_none() && limits.in_flight.is_none());
-        assert!(!limits.measures_time && options.control.is_none());
-        let options = parsed(&["--socket=a", "--backend=null", "--transports=spin,bell", "--arena=1m"]).unwrap();
-        assert_eq!(options.transports, [Transport::Spin, Transport::Bell]);
-        assert!(options.backend.library().is_none() && options.arena.0 == 1 << 20);
-        let options = parsed(&["--socket=a", "--backend=reference"]).unwrap();
-        assert_eq!(options.backend, Carrier::Reference);
-        let words = ["--memory=2g", "--arbiter=b", "--inflight=16", "--control=c"];
-        let options = parsed(&[&["--socket=a", "--backend=null"][..], &words].concat()).unwrap();
-        let limits = options.limits;
-        assert_eq!((limits.memory, limits.in_flight), (Some(2 << 30), Some(16)));
-        assert_eq!((limits.arbiter, options.control), (Some("b".into()), Some("c".into())));
-        assert!(limits.measures_time);
-        let jailed = [
-            "--socket=a",
-            "--backend=null",
-            "--jail",
-            "--arbiter=/run/share/one/socket",
-        ];
-        assert_eq!(
-            parsed(&jailed).unwrap().jail.unwrap().read_only,
-            [PathBuf::from("/run/share/one")]
-        );
-    }
-
-    #[test]
-    fn an_arbiter_and_statistics_can_come_by_descriptors() {
-        let guest = [
-            "--backend=null",
-            "--vsock-fd=3",
-            "--window-fd=4",
-            "--driver-fd=5",
-            "--musl-driver-fd=9",
-            "--ready-fd=6",
-        ];
-        let with = |more: &[&str]| parsed(&[&guest[..], more].concat());
-        let options = with(&["--arbiter-fd=7", "--control-fd=8"]).unwrap();
-        let Place::Guest(fds) = options.place else {
-            panic!("{options:?}")
-        };
-        assert_eq!((fds.arbiter, fds.control), (Some(7), Some(8)));
-        assert_eq!(options.limits.arbiter, Some("/proc/self/fd/7/socket".into()));
-        assert!(!options.limits.measures_time, "that is what the arbiter is for");
-        let options = with(&["--arbiter-fd=7", "--jail"]).unwrap();
-        assert_eq!(options.limits.arbiter, Some("/run/arbiter/socket".into()));
-        assert!(options.jail.unwrap().read_only.is_empty(), "it is a mount of its own");
-        for (words, part) in [
-            (&["--arbiter-fd=7", "--arbiter=a"][..], "two arbiters"),
-            (&["--control-fd=7", "--control=a"], "leave one out"),
-        ] {
-            let error = format!("{:#}", with(words).unwrap_err());
-            assert!(error.contains(part), "{words:?}: {error}");
-        }
-        let error = parsed(&["--socket=a", "--backend=null", "--arbiter-fd=7"]).unwrap_err();
-        assert!(error.to_string().contains("--ready-fd together"), "{error}");
-    }
-
-    #[test]
-    fn who_listens_for_other_machines_has_certificates_or_says_that_it_has_none() {
-        let place = |words: &[&str]| parsed(&[&["--backend=null"], words].concat()).unwrap().place;
-        assert!(matches!(place(&["--listen=127.0.0.1:7070"]), Place::Remote(_, None)));
-        assert!(matches!(
-            place(&["--listen=0.0.0.0:7070", "--without-tls"]),
-            Place::Remote(_, None)
-        ));
-        let Place::Remote(address, Some(certificates)) =
-            place(&["--listen=[::]:7070", "--tls-cert=c", "--tls-key=k", "--tls-client-ca=a"])
-        else {
-            panic!("no certificates");
-        };
-        assert_eq!(address.port(), 7070);
-        assert_eq!(certificates.own.key, PathBuf::from("k"));
-        assert_eq!(certificates.clients, Some("a".into()));
-    }
-
-    #[test]
-    fn errors_say_what_to_do() {
-        for (words, part) in [
-            (&["--backend", "null"][..], "--socket is missing"),
-            (&["--backend", "null", "--vsock-fd", "3"], "together"),
-            (
-                &["--socket", "a", "--backend", "null", "--save-fd", "7"],
-                "which --save-fd, --restore-fd",
-            ),
-            (&["--backend", "null", "--restore-fd", "7"], "--ready-fd together"),
-            (
-                &["--socket", "a", "--listen", "[::1]:0", "--backend", "null"],
-                "or --listen",
-            ),
-            (&["--listen", "example.org", "--backend", "null"], "0.0.0.0:7070"),
-            (
-                &["--listen=[::1]:0", "--backend=null", "--jail", "--arbiter=/run/share"],
-                "connects to nothing",
-            ),
-            (&["--listen", "0.0.0.0:0", "--backend", "null"], "--without-tls"),
-            (
-                &["--listen", "[::1]:0", "--backend", "null", "--tls-client-ca", "c"],
-                "--tls-cert",
-            ),
-            (
-                &["--listen", "[::1]:0", "--backend", "null", "--tls-cert", "c"],
-                "together",
-            ),
-            (
-                &["--socket", "a", "--backend", "null", "--tls-cert", "c"],
-                "are for --listen",
-            ),
-            (
-                &[
-                    "--listen=[::1]:0",
-                    "--backend=null",
-                    "--tls-cert=c",
-                    "--tls-key=k",
-                    "--without-tls",
-                ],
-                "leave one of the two out",
-            ),
-            (&["--socket", "a"], "null to try without a driver"),
-            (
-                &["--socket", "a", "--backend", "rocm"],
-                "there are opencl, cuda, reference and null",
-            ),
-            (
-                &["--socket", "a", "--backend", "cuda", "--library", "/usr/lib:lib"],
-                "directories from / on",
-            ),
-            (
-                &["--socket=a", "--backend=reference", "--library=b"],
-                "for --backend opencl",
-            ),
-            (
-                &["--socket", "a", "--backend", "null", "--library", "b"],
-                "leave one of the two out",
-            ),
-            (&["--socket", "a", "--backend", "null", "--threads", "0"], "1 to 1024"),
-            (&["--socket", "a", "--backend", "null", "--arena", "100"], "whole pages"),
-            (&["--socket", "a", "--backend", "null", "--memory", "0"], "such as 2g"),
-            (&["--socket", "a", "--backend", "null", "--inflight", "0"], "1 to 4096"),
-            (
-                &["--socket", "a", "--backend", "null", "--jail", "--arbiter", "b"],
-                "a path from / on",
-            ),
-            (
-                &["--socket", "a", "--backend", "null", "--transports", "spin,pigeon"],
-                "--transports spin,pigeon",
-            ),
-        ] {
-            let error = format!("{:#}", parsed(words).unwrap_err());
-            assert!(error.contains(part), "{words:?}: {error}");
-        }
-    }
-}
+mod tests;

@@ -8,10 +8,10 @@ use base::{Epoll, Interest, Ready};
 use machine::Machine;
 use rustix::fs::Mode;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use vmm_api::{ApiError, ErrorKind, Event, Packet, Reply};
+use vmm_api::{ApiError, ErrorKind, Event, Packet};
 use wire::packet::{PacketError, PacketSocket};
 
-use crate::vm::Vm;
+use crate::vm::{Answer, Vm};
 
 /// Epoll tokens.
 const SOCKET: u64 = 0;
@@ -19,6 +19,7 @@ const ENDED: u64 = 1;
 const NO_SPACE: u64 = 2;
 const MAPPED: u64 = 3;
 const PINS: u64 = 4;
+const FROZEN: u64 = 5;
 
 /// Between two attempts to let a driver in.
 const ACCEPT_PAUSE: std::time::Duration = std::time::Duration::from_millis(100);
@@ -93,6 +94,9 @@ fn accept(listener: &OwnedFd, vm: &mut Vm) -> Result<Option<OwnedFd>> {
     if let Some(mapped) = vm.mapped_event() {
         epoll.add(mapped, MAPPED, Interest::READ)?;
     }
+    if let Some(frozen) = vm.frozen_event() {
+        epoll.add(frozen, FROZEN, Interest::READ)?;
+    }
     let mut ready = Vec::new();
     let mut watching_pins = false;
     loop {
@@ -105,6 +109,10 @@ fn accept(listener: &OwnedFd, vm: &mut Vm) -> Result<Option<OwnedFd>> {
         if ready.iter().any(|ready| ready.token == NO_SPACE) {
             // The next driver is told by `info`.
             vm.stop_for_space();
+        }
+        if ready.iter().any(|ready| ready.token == FROZEN) {
+            // The same.
+            vm.look_at_freezing();
         }
         if ready.iter().all(|ready| ready.token != SOCKET) {
             continue;
@@ -124,9 +132,13 @@ fn serve(socket: &PacketSocket, vm: &mut Vm) -> Result<Outcome> {
     let epoll = Epoll::new()?;
     epoll.add(socket.as_fd(), SOCKET, Interest::READ)?;
     let (mut watching, mut watching_space, mut watching_mapped) = (false, false, false);
-    let mut watching_pins = false;
+    let (mut watching_pins, mut watching_frozen) = (false, false);
     let mut ready = Vec::new();
     loop {
+        if let (Some(frozen), false) = (vm.frozen_event(), watching_frozen) {
+            epoll.add(frozen, FROZEN, Interest::READ)?;
+            watching_frozen = true;
+        }
         if let (Some(ended), false) = (vm.ended(), watching) {
             epoll.add(ended, ENDED, Interest::READ)?;
             watching = true;
@@ -149,10 +161,15 @@ fn serve(socket: &PacketSocket, vm: &mut Vm) -> Result<Outcome> {
                 Err(error) => return Err(error.into()),
             }
         }
-        if ready.iter().any(|ready| ready.token == NO_SPACE)
-            && let Some(reason) = vm.stop_for_space()
-        {
-            match send(socket, &Packet::Event(Event::Stopped(reason))) {
+        let mut events = Vec::new();
+        if ready.iter().any(|ready| ready.token == NO_SPACE) {
+            events.extend(vm.stop_for_space().map(Event::Stopped));
+        }
+        if ready.iter().any(|ready| ready.token == FROZEN) {
+            events.extend(vm.look_at_freezing());
+        }
+        for event in events {
+            match send(socket, &Packet::Event(event)) {
                 Ok(()) => (),
                 Err(PacketError::Closed) => return Ok(Outcome::Disconnected),
                 Err(error) => return Err(error.into()),
@@ -217,8 +234,12 @@ fn answer(socket: &PacketSocket, vm: &mut Vm) -> Result<(), PacketError> {
 }
 
 /// Answers a request. An answer that does not fit becomes a refusal: a question must not end the VM.
-fn reply(socket: &PacketSocket, id: u64, result: Result<Reply, ApiError>) -> Result<(), PacketError> {
-    match send(socket, &Packet::Reply { id, result }) {
+fn reply(socket: &PacketSocket, id: u64, result: Result<Answer, ApiError>) -> Result<(), PacketError> {
+    let (result, fd) = match result {
+        Ok(Answer { reply, fd }) => (Ok(reply), fd),
+        Err(refusal) => (Err(refusal), None),
+    };
+    match send_with(socket, &Packet::Reply { id, result }, fd.as_ref()) {
         Err(error @ PacketError::TooLarge(_)) => {
             let refusal = ApiError {
                 kind: ErrorKind::Internal,
@@ -237,8 +258,13 @@ fn reply(socket: &PacketSocket, id: u64, result: Result<Reply, ApiError>) -> Res
 }
 
 fn send(socket: &PacketSocket, packet: &Packet) -> Result<(), PacketError> {
+    send_with(socket, packet, None)
+}
+
+fn send_with(socket: &PacketSocket, packet: &Packet, fd: Option<&OwnedFd>) -> Result<(), PacketError> {
+    let fds: Vec<_> = fd.into_iter().map(AsFd::as_fd).collect();
     match serde_json::to_vec(packet) {
-        Ok(bytes) => socket.send(&bytes, &[]),
+        Ok(bytes) => socket.send(&bytes, &fds),
         Err(error) => {
             log::error!("a reply has no JSON form: {error}");
             Err(PacketError::Closed)
@@ -249,7 +275,7 @@ fn send(socket: &PacketSocket, packet: &Packet) -> Result<(), PacketError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vmm_api::MetricSample;
+    use vmm_api::{MetricSample, Reply};
     use wire::packet::MAX_PACKET;
 
     #[test]
@@ -271,12 +297,32 @@ mod tests {
 
     fn answered(count: usize) -> Result<Reply, ApiError> {
         let (ours, theirs) = PacketSocket::pair().unwrap();
-        reply(&ours, 7, Ok(Reply::Metrics(samples(count)))).unwrap();
+        reply(&ours, 7, Ok(Reply::Metrics(samples(count)).into())).unwrap();
         let (bytes, _) = theirs.receive().unwrap();
         match serde_json::from_slice(&bytes).unwrap() {
             Packet::Reply { id: 7, result } => result,
             other => panic!("{other:?}"),
         }
+    }
+
+    #[test]
+    fn the_descriptor_of_an_answer_goes_with_it() {
+        let (ours, theirs) = PacketSocket::pair().unwrap();
+        let fd = Some(OwnedFd::from(std::fs::File::open("/dev/null").unwrap()));
+        reply(
+            &ours,
+            7,
+            Ok(Answer {
+                reply: Reply::Frozen,
+                fd,
+            }),
+        )
+        .unwrap();
+        reply(&ours, 8, Ok(Reply::Freezing.into())).unwrap();
+        assert_eq!(
+            [theirs.receive().unwrap().1.len(), theirs.receive().unwrap().1.len()],
+            [1, 0]
+        );
     }
 
     #[test]
@@ -327,7 +373,8 @@ mod tests {
     #[test]
     fn there_is_no_memory_to_plug_without_a_vm() {
         let request = vmm_api::Request::ResizeMemory(base::ByteSize::mib(2));
-        let refused = Vm::new().handle(vmm_api::VERSION, request, Vec::new()).unwrap_err();
+        let refused = Vm::new().handle(vmm_api::VERSION, request, Vec::new());
+        let refused = refused.map(|answer| answer.reply).unwrap_err();
         assert_eq!(refused.kind, ErrorKind::WrongState);
         assert!(refused.message.contains("there is no VM"), "{refused}");
     }

@@ -24,6 +24,10 @@ pub(crate) fn from_machine(error: &MachineError) -> ApiError {
         | MachineError::Damaged { .. }
         | MachineError::Vcpus(_)
         | MachineError::NotToBeSaved(_)
+        | MachineError::ServerVcpus(_)
+        | MachineError::IdentityServer
+        | MachineError::LinkTaken(_)
+        | MachineError::NoLink(_)
         | MachineError::IdentityMemory
         | MachineError::PinnedMemory
         | MachineError::FunctionsAndPmem
@@ -33,7 +37,12 @@ pub(crate) fn from_machine(error: &MachineError) -> ApiError {
         | MachineError::NoFunction(_)
         | MachineError::Memory(MemoryError::ZeroedFile(_))
         | MachineError::OtherDevices { .. } => ErrorKind::Invalid,
-        MachineError::FunctionsLeave | MachineError::NoZeroedMemory(_) => ErrorKind::WrongState,
+        MachineError::FunctionsLeave
+        | MachineError::NoZeroedMemory(_)
+        | MachineError::Frozen
+        | MachineError::OtherBudget { .. }
+        | MachineError::ServerLinks
+        | MachineError::Linked => ErrorKind::WrongState,
         MachineError::Engine(_)
         | MachineError::Memory(_)
         | MachineError::Function { .. }

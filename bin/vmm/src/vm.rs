@@ -1,5 +1,8 @@
 //! The one VM of this process and the requests that act on it.
 
+mod servers;
+mod told;
+
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -7,20 +10,19 @@ use std::sync::Arc;
 use base::ByteSize;
 use device::{CreateError, FdTable, SpaceAlarm};
 use engine::Engine;
-use machine::{End, GrowthInfo, Machine, MachineConfig, MachineError};
+use machine::{End, Machine, MachineConfig, MachineError};
 use memory::Pins;
 use memory::layout::MemorySize;
 use observe::{Registry, marks};
 use snapshot::Layers;
 use vmm_api::devices::MemConfig;
 use vmm_api::{
-    ApiError, DeviceSpec, ErrorKind, ExitReason, FdRef, Info, MAX_ORDER, MAX_WRITE_SET, MemoryMode, MetricSample,
-    PageRuns, Reply, Request, RestoreConfig, SnapshotConfig, StopReason, VERSION, VmConfig, VmState, Written,
+    ApiError, DeviceSpec, ErrorKind, ExitReason, FdRef, MAX_ORDER, MAX_WRITE_SET, MemoryMode, PageRuns, Reply, Request,
+    RestoreConfig, SnapshotConfig, StopReason, VERSION, VmConfig, VmState, Written,
 };
 
 use crate::balloon::Balloon;
 use crate::bare;
-use crate::counted;
 use crate::devices::{Surroundings, create_devices, create_functions};
 use crate::functions::{self, Functions};
 use crate::kvm::KvmSource;
@@ -31,6 +33,8 @@ use crate::restore::Received;
 use crate::restore::ahead::{Ahead, Files};
 use crate::shared::{enclose, shared_directories};
 use crate::taps::Taps;
+
+pub(crate) use servers::Answer;
 
 /// What tells a snapshot which pages of memory were touched; without it all of them are read.
 pub(crate) fn pagemap() -> Option<File> {
@@ -55,6 +59,7 @@ pub(crate) struct Vm {
     no_space: Option<SpaceAlarm>,
     cpus: u32,
     engine: Option<Arc<dyn Engine>>,
+    engine_name: &'static str,
     /// The memory's files by the last snapshot, as long as nothing has run since.
     written: Option<Layers>,
     /// It was started, or resumed after it was restored.
@@ -78,6 +83,7 @@ impl Vm {
             no_space: None,
             cpus: 0,
             engine: None,
+            engine_name: "",
             written: None,
             has_run: false,
             registry: Registry::new(),
@@ -161,7 +167,7 @@ impl Vm {
     }
 
     /// Carries one request out.
-    pub(crate) fn handle(&mut self, version: u32, request: Request, fds: Vec<OwnedFd>) -> Result<Reply, ApiError> {
+    pub(crate) fn handle(&mut self, version: u32, request: Request, fds: Vec<OwnedFd>) -> Result<Answer, ApiError> {
         if version != VERSION {
             let message = format!(
                 "the driver speaks version {version} of the VMM's API, this VMM version {VERSION}: use basalt and \
@@ -169,7 +175,10 @@ impl Vm {
             );
             return Err(refuse(ErrorKind::Invalid, message));
         }
-        match request {
+        self.follow_freezing();
+        let reply = match request {
+            Request::Freeze(config) => return self.freeze(config),
+            Request::Link(config) => self.link(config, fds).map(|()| Reply::Done),
             Request::Create(config) => self.create(*config, fds).map(|()| Reply::Done),
             Request::Restore(config) => self.restore(&config, fds).map(|()| Reply::Done),
             Request::Rollback(config) => self.roll_back(&config, fds).map(|()| Reply::Done),
@@ -195,7 +204,8 @@ impl Vm {
             }
             Request::Info => Ok(Reply::Info(self.info())),
             Request::Metrics => Ok(Reply::Metrics(self.metrics())),
-        }
+        }?;
+        Ok(reply.into())
     }
 
     /// Whether it was ever started.
@@ -290,6 +300,7 @@ impl Vm {
         self.taps = made.taps;
         self.balloon = made.balloon;
         self.cpus = made.cpus;
+        self.engine_name = made.engine.name();
         self.engine = Some(made.engine);
         self.registry = made.registry;
         self.state = state;
@@ -428,6 +439,7 @@ impl Vm {
     }
 
     fn attach(&mut self, device: &DeviceSpec, fds: Vec<OwnedFd>) -> Result<(), ApiError> {
+        self.not_frozen()?;
         let machine = self.machine.as_mut();
         let machine = machine.filter(|machine| machine.end().is_none());
         let machine =
@@ -449,6 +461,7 @@ impl Vm {
     }
 
     fn detach(&mut self, id: &str) -> Result<(), ApiError> {
+        self.not_frozen()?;
         let machine = self.machine.as_mut();
         let machine = machine.ok_or_else(|| refuse(ErrorKind::WrongState, "there is no VM"))?;
         machine.detach(id).map_err(|error| from_machine(&error))?;
@@ -488,6 +501,7 @@ impl Vm {
         if self.state == state {
             return Ok(());
         }
+        self.not_frozen()?;
         Err(refuse(
             ErrorKind::WrongState,
             format!("`{verb}` needs a VM that is {state}; this one is {}", self.state),
@@ -517,6 +531,11 @@ impl Vm {
         self.expect(VmState::Running, "pause")?;
         if let Some(machine) = &mut self.machine {
             machine.pause();
+            if machine.is_frozen() {
+                // Just then: its clients run it, whatever its own thread does, which is to answer what it asks.
+                machine.run().map_err(|error| from_machine(&error))?;
+                return Err(from_machine(&MachineError::Frozen));
+            }
         }
         self.state = VmState::Paused;
         Ok(Reply::Done)
@@ -557,35 +576,5 @@ impl Vm {
             Some(resized) => resized.map_err(|error| refuse(ErrorKind::Invalid, error)),
             None => self.balloon.resize(size, memory),
         }
-    }
-
-    fn growth(&self) -> Option<GrowthInfo> {
-        self.machine.as_ref().and_then(Machine::growth)
-    }
-
-    fn info(&self) -> Info {
-        Info {
-            api_version: VERSION,
-            vmm_version: VMM_VERSION.to_owned(),
-            pid: std::process::id(),
-            engine: self.engine.as_ref().map_or("", |engine| engine.name()).to_owned(),
-            state: self.state,
-            stopped: self.stopped.clone(),
-            cpus: self.cpus,
-            memory: self.machine.as_ref().map_or(0, |machine| machine.memory().bytes()),
-            hotplug_memory: self.growth().map(|growth| counted::hotplug_memory(&growth)),
-            balloon: self.balloon.info(self.machine.as_ref()),
-            marks: marks::all().into_iter().map(counted::mark).collect(),
-        }
-    }
-
-    fn metrics(&self) -> Vec<MetricSample> {
-        let counts = self.machine.as_ref().map(Machine::counts).unwrap_or_default();
-        counted::all(
-            &self.registry,
-            counts,
-            self.growth().as_ref(),
-            self.balloon.info(self.machine.as_ref()),
-        )
     }
 }

@@ -35,6 +35,12 @@ const OF_FUNCTIONS: [(&str, usize, &[&str]); 5] = [
     ("KVM_SET_DEVICE_ATTR", 0x4018_aee1, &["main"]),
 ];
 
+/// Requests to basalt.ko about frozen servers, in the same way: a vCPU's own thread makes them.
+const OF_SERVERS: [(&str, usize, &[&str]); 2] = [
+    ("BASALT_FREEZE", 0x4020_ba39, &["vcpu"]),
+    ("BASALT_LINK", 0x4020_ba3a, &["vcpu"]),
+];
+
 /// Ways in which set_mempolicy(2) says from which nodes a thread's pages come, by name and number (linux/mempolicy.h), and the kinds of threads
 /// that may.
 const POLICIES: [(&str, usize, &[&str]); 2] = [("MPOL_PREFERRED", 1, &["dma-zero"]), ("MPOL_BIND", 2, &[])];
@@ -90,7 +96,7 @@ fn commit(deed: &str) {
                 let found = table.iter().find(|(name, ..)| *name == other);
                 found.map(|(_, number, _)| *number)
             };
-            match (number(&OF_FUNCTIONS), number(&POLICIES)) {
+            match (number(&OF_FUNCTIONS).or(number(&OF_SERVERS)), number(&POLICIES)) {
                 // Of no descriptor: it fails, where it is allowed.
                 (Some(request), _) => call(libc::SYS_ioctl, [usize::MAX, request, 0, 0]),
                 // Of no node: the thread has its default, or it fails.
@@ -139,7 +145,8 @@ fn on_thread(kind: &str, deed: &'static str) {
 }
 
 fn inside(mode: &str, kind: &str, deed: &str) {
-    let requests = OF_FUNCTIONS.into_iter().chain(POLICIES).map(|(name, ..)| name);
+    let requests = OF_FUNCTIONS.into_iter().chain(OF_SERVERS).chain(POLICIES);
+    let requests = requests.map(|(name, ..)| name);
     let known = DEEDS.into_iter().chain(requests).chain(["reset"]);
     let deed = known.into_iter().find(|known| *known == deed).unwrap();
     rustix::thread::set_no_new_privs(true).unwrap();
@@ -209,10 +216,10 @@ fn main() {
     );
 }
 
-/// What is needed for functions of the host's, and of the nodes of its memory, only those threads may ask that have to.
+/// What is needed for functions of the host's, for servers, and of the nodes of its memory, only those threads may ask that have to.
 fn requests() {
     for filter in TABLE {
-        for (name, _, allowed) in OF_FUNCTIONS.into_iter().chain(POLICIES) {
+        for (name, _, allowed) in OF_FUNCTIONS.into_iter().chain(OF_SERVERS).chain(POLICIES) {
             let output = run("kill", filter.thread, name);
             let expected = match allowed.contains(&filter.thread) {
                 true => None,

@@ -82,6 +82,10 @@ impl Engine for BareEngine {
         Ok((Arc::new(vm.busy_polling(self.busy_poll)), placed))
     }
 
+    fn has_servers(&self) -> bool {
+        true
+    }
+
     fn pins_memory(&self) -> bool {
         true
     }

@@ -143,6 +143,11 @@ pub trait Engine: Send + Sync {
         Err(EngineError::Unusable(NO_IDENTITY.into()))
     }
 
+    /// Whether its guests can be servers of others, and enter such: [`Vcpu::freeze`], [`Vcpu::link`].
+    fn has_servers(&self) -> bool {
+        false
+    }
+
     /// Whether a guest's memory stays for good where it is once it is mapped: whoever maps something else in its place has another
     /// memory than the guest.
     fn pins_memory(&self) -> bool {
@@ -319,7 +324,7 @@ pub trait Vcpu: Send {
 
     /// Gives up its CPU after [`Exit::Waiting`]: from now on the guest runs in the place of vCPUs that are linked to it
     /// ([`Vcpu::link`]), for at most `budget` (100 us to 10 s) at once, and [`Vcpu::run`] waits until it needs something that is done
-    /// outside. What is returned is for a link; the server ends with its last copy and this vCPU.
+    /// outside. What is returned is for a link and nothing else; the server ends with this vCPU, whoever has a copy of it.
     ///
     /// # Errors
     /// The engine has no such servers, or the guest does not wait, or its machine has more than one vCPU.

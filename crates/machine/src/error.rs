@@ -1,5 +1,7 @@
 //! Why a machine could not be built, moved or changed: each with what to do.
 
+use std::time::Duration;
+
 use base::ByteSize;
 use boot::BootError;
 use bus::BusError;
@@ -48,6 +50,41 @@ pub enum MachineError {
         "the guest's memory is where the host's bus has it, and goes on nowhere else: run a guest with the memory mode `translated`"
     )]
     IdentityMemory,
+    /// What its vCPU's thread does, or not, is not what its guest does.
+    #[error(
+        "the VM is frozen: its clients run it, and it can neither be paused nor saved nor changed; end it, and start another"
+    )]
+    Frozen,
+    /// It was frozen otherwise.
+    #[error(
+        "the VM was frozen with a budget of {has:?}, which cannot become {budget:?}: ask with that one, or freeze another"
+    )]
+    OtherBudget {
+        /// Its own.
+        has: Duration,
+        /// What was asked for.
+        budget: Duration,
+    },
+    /// One that serves has no links: its vCPU loses them when it is frozen.
+    #[error("the VM is frozen or about to be, and a server enters no other: link others to it, or end it")]
+    ServerLinks,
+    /// A server is one vCPU.
+    #[error("a VM of {0} vCPUs cannot be frozen: run a server with one vCPU")]
+    ServerVcpus(usize),
+    /// Nobody translates its guest's addresses.
+    #[error(
+        "a VM whose memory is not translated can neither be frozen nor enter a frozen one: run it with the memory mode `translated`"
+    )]
+    IdentityServer,
+    /// What it has of a server is nowhere else.
+    #[error("the VM is linked to a server, and can neither be saved nor frozen with that: end its links")]
+    Linked,
+    /// It has a server of that number.
+    #[error("the VM is linked to a server by the number {0} already: end that link, or take another number")]
+    LinkTaken(u32),
+    /// It has none of that number.
+    #[error("the VM has no link of the number {0}")]
+    NoLink(u32),
     /// A function of the host's could not be given to the guest.
     #[error("device `{id}`: {source}")]
     Function {

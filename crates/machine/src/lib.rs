@@ -31,6 +31,7 @@ mod rollback;
 mod root;
 mod run_control;
 mod saved;
+mod servers;
 mod vcpu;
 
 pub use deflation::{Ballooned, DeflationInfo};

@@ -26,6 +26,7 @@ use crate::ram::map_ahead;
 use crate::root::{add_devices, root};
 use crate::run_control::RunRequest;
 use crate::saved::Quiesced;
+use crate::servers::Links;
 use crate::vcpu::{End, Shared, VcpuCommand, VcpuThread};
 
 /// The size of a machine.
@@ -89,6 +90,8 @@ pub struct Machine {
     pub(crate) paused: bool,
     /// It has not run since it was made, restored or put back.
     pub(crate) fresh: bool,
+    /// Which servers its guest can enter.
+    pub(crate) links: Links,
     /// When it is looked whether its guest has halted.
     watch: Watch,
 }
@@ -192,6 +195,7 @@ impl Machine {
             functions: parts.functions,
             paused: false,
             fresh: true,
+            links: Links::default(),
             watch: Watch::new(),
         }
     }

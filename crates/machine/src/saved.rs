@@ -118,6 +118,12 @@ impl<'a> Quiesced<'a> {
         if machine.ram.identity_layout().is_some() {
             return Err(MachineError::IdentityMemory);
         }
+        if machine.is_frozen() {
+            return Err(MachineError::Frozen);
+        }
+        if machine.links.any() {
+            return Err(MachineError::Linked);
+        }
         // Devices first: they refuse for free.
         if let Some(function) = machine.functions.first() {
             return Err(MachineError::NotToBeSaved(function.to_owned()));

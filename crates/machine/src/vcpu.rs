@@ -1,5 +1,6 @@
 //! The thread of one vCPU.
 
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::thread::JoinHandle;
 
@@ -14,6 +15,7 @@ use crate::halt::Halts;
 use crate::machine::host;
 use crate::platform::{IoApic, PowerRequest};
 use crate::run_control::{Next, RunControl, RunRequest};
+use crate::servers::Freezing;
 
 /// What [`observe::marks`] has just before any vCPU enters the guest for the first time.
 pub const FIRST_RUN: &str = "first KVM_RUN";
@@ -78,6 +80,7 @@ pub(crate) struct Shared {
     pub(crate) ports: Arc<Bus>,
     pub(crate) mmio: Arc<Bus>,
     pub(crate) halts: Arc<Halts>,
+    pub(crate) freezing: Arc<Freezing>,
     /// Whom ends of level-triggered interrupts are told: the board's own, which a rollback makes anew.
     pub(crate) ioapic: Arc<RwLock<Option<Arc<IoApic>>>>,
 }
@@ -91,6 +94,7 @@ impl Shared {
             ports: Arc::new(Bus::new()),
             mmio: Arc::new(Bus::new()),
             halts: Arc::default(),
+            freezing: Arc::new(Freezing::new().map_err(host("an event fd"))?),
             ioapic: Arc::default(),
         })
     }
@@ -102,6 +106,13 @@ pub(crate) enum VcpuCommand {
     Save,
     /// Take over another.
     Restore(Box<VcpuState>),
+    /// As [`Vcpu::link`].
+    Link {
+        /// By which number.
+        index: u32,
+        /// To whom.
+        server: Option<OwnedFd>,
+    },
 }
 
 /// What came of a command; a state where one was asked for.
@@ -120,6 +131,7 @@ impl Mailbox {
         let reply = command.map(|command| match command {
             VcpuCommand::Save => vcpu.save().map(Some),
             VcpuCommand::Restore(state) => vcpu.restore(&state).map(|()| None),
+            VcpuCommand::Link { index, server } => vcpu.link(index, server).map(|()| None),
         });
         *self.reply.lock().unwrap_or_else(PoisonError::into_inner) = reply;
     }
@@ -249,8 +261,7 @@ fn step(vcpu: &mut dyn Vcpu, shared: &Shared, counters: &ExitCounters) -> Result
             shared.mmio.write(address, data);
         }
         Exit::Interrupted => return Ok(true),
-        // This machine serves nobody, and the guest is told so when it goes on.
-        Exit::Waiting => (),
+        Exit::Waiting => shared.freezing.at_wait(vcpu),
         Exit::IoapicEoi(vector) => {
             let ioapic = shared.ioapic.read().unwrap_or_else(PoisonError::into_inner);
             if let Some(ioapic) = ioapic.as_ref() {
@@ -388,12 +399,8 @@ mod tests {
         let ports = Bus::new();
         ports.insert(u64::from(PORT), 4, Arc::<Fifo>::clone(&fifo)).unwrap();
         let shared = Shared {
-            run: Arc::new(RunControl::new()),
-            ending: Arc::new(Ending::new().unwrap()),
             ports: Arc::new(ports),
-            mmio: Arc::new(Bus::new()),
-            halts: Arc::default(),
-            ioapic: Arc::default(),
+            ..Shared::new().unwrap()
         };
         // It must stop already: what is left of the access is done all the same.
         let (mut vcpu, held) = (Split(1), Held::default());
@@ -416,12 +423,8 @@ mod tests {
         let ports = Bus::new();
         ports.insert(u64::from(PORT), 4, Arc::<Fifo>::clone(&fifo)).unwrap();
         let shared = Shared {
-            run: Arc::new(RunControl::new()),
-            ending: Arc::new(Ending::new().unwrap()),
             ports: Arc::new(ports),
-            mmio: Arc::new(Bus::new()),
-            halts: Arc::default(),
-            ioapic: Arc::default(),
+            ..Shared::new().unwrap()
         };
         let counters = ExitCounters::new(&Registry::new(), 0);
         let mut vcpu = StringIo {

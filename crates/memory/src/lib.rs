@@ -33,7 +33,7 @@ pub use identity::{IdentityLayout, TABLES};
 pub use image::{Image, Witness};
 pub use layers::{Layer, Layers, MAX_LAYERS, Segment, Written};
 pub use pins::{Pin, Pins};
-pub use pmem::{PmemWrites, map_pmem};
+pub use pmem::{PmemPart, PmemWrites, map_pmem};
 pub use zeroed::{ZEROED_PIECE, check_zeroed};
 
 /// Guest memory as devices and loaders see it: every access is checked against its regions.
@@ -110,6 +110,16 @@ pub enum MemoryError {
         "a file of {0} bytes cannot be memory: give a regular file, opened to be read and written, of a multiple of 2 MiB"
     )]
     PmemFile(u64),
+    /// A part of it is to be another file's, and cannot.
+    #[error("a part of {length:#x} bytes at {at:#x} of a file as memory (pmem) cannot be another file's: {why}")]
+    PmemPart {
+        /// Where.
+        at: u64,
+        /// How long.
+        length: u64,
+        /// What is wrong with it, and what would be right.
+        why: String,
+    },
     /// A file that is to be memory cannot be looked at.
     #[error("the file that is to be memory cannot be looked at: {0}")]
     Pmem(#[source] std::io::Error),

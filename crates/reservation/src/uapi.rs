@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use crate::request::{self, Way, number};
 
 /// The version of the interface that this is.
-pub(crate) const API_VERSION: u32 = 5;
+pub(crate) const API_VERSION: u32 = 6;
 
 /// CPUs of one claim.
 pub const MAX_CPUS: usize = 64;

@@ -1,14 +1,16 @@
 //! The driver's end of the socket.
 
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
 use base::ByteSize;
 use wire::packet::{PacketError, PacketSocket};
 
 use crate::message::{ApiError, Event, Info, MetricSample, Packet, Reply, Request, StopReason, Written};
-use crate::{DeviceSpec, FdRef, Functions, PageRuns, RestoreConfig, SnapshotConfig, VERSION, VmConfig};
+use crate::{
+    DeviceSpec, FdRef, FreezeConfig, Functions, LinkConfig, PageRuns, RestoreConfig, SnapshotConfig, VERSION, VmConfig,
+};
 
 /// How many late answers are put up with while one is waited for.
 const MAX_LATE: usize = 16;
@@ -217,6 +219,35 @@ impl VmmClient {
         self.done(Request::ResizeBalloon(size), &[])
     }
 
+    /// Freezes the VM when its guest says next that it waits, and gives what others are linked to it by; `None` as long as it has not said
+    /// so: [`Event::Frozen`] tells when to ask again.
+    ///
+    /// # Errors
+    /// Refused where it cannot serve, or has not been started.
+    pub fn freeze(&mut self, budget_us: u32) -> Result<Option<OwnedFd>, ClientError> {
+        let (reply, mut fds) = self.call_for_fds(Request::Freeze(FreezeConfig { budget_us }), &[], None)?;
+        match (reply, fds.pop(), fds.is_empty()) {
+            (Reply::Freezing, None, true) => Ok(None),
+            (Reply::Frozen, Some(server), true) => Ok(Some(server)),
+            (reply, server, _) => {
+                let count = fds.len() + usize::from(server.is_some());
+                Err(ClientError::Malformed(format!(
+                    "{reply:?} with {count} descriptors to `freeze`"
+                )))
+            }
+        }
+    }
+
+    /// Lets the guest enter a frozen VM by this number, or, with `None`, not any more.
+    ///
+    /// # Errors
+    /// Refused where it cannot, or where the number has a link already, or none.
+    pub fn link(&mut self, index: u32, server: Option<BorrowedFd<'_>>) -> Result<(), ClientError> {
+        let fds: Vec<_> = server.into_iter().collect();
+        let server = server.map(|_| FdRef(0));
+        self.done(Request::Link(LinkConfig { index, server }), &fds)
+    }
+
     /// Presses the guest's power button.
     ///
     /// # Errors
@@ -346,6 +377,16 @@ impl VmmClient {
         fds: &[BorrowedFd<'_>],
         deadline: Option<Instant>,
     ) -> Result<Reply, ClientError> {
+        Ok(self.call_for_fds(request, fds, deadline)?.0)
+    }
+
+    /// The answer, and the descriptors that came with it.
+    fn call_for_fds(
+        &mut self,
+        request: Request,
+        fds: &[BorrowedFd<'_>],
+        deadline: Option<Instant>,
+    ) -> Result<(Reply, Vec<OwnedFd>), ClientError> {
         let id = self.next_id;
         self.next_id += 1;
         let packet = Packet::Request {
@@ -363,9 +404,10 @@ impl VmmClient {
             if let Some(deadline) = deadline {
                 self.socket.wait_to_receive(deadline)?;
             }
-            match self.receive()? {
+            let (packet, fds) = self.receive_with_fds()?;
+            match packet {
                 Packet::Event(event) => self.keep_event(event)?,
-                Packet::Reply { id: answered, result } if answered == id => return Ok(result?),
+                Packet::Reply { id: answered, result } if answered == id => return Ok((result?, fds)),
                 // To a question that was given up when its time was over.
                 Packet::Reply { id: answered, .. } if answered < id && late < MAX_LATE => late += 1,
                 other => return Err(ClientError::Malformed(format!("{other:?}"))),
@@ -374,8 +416,13 @@ impl VmmClient {
     }
 
     fn receive(&mut self) -> Result<Packet, ClientError> {
-        let (bytes, _) = self.socket.receive()?;
-        serde_json::from_slice(&bytes).map_err(|e| ClientError::Malformed(e.to_string()))
+        Ok(self.receive_with_fds()?.0)
+    }
+
+    fn receive_with_fds(&mut self) -> Result<(Packet, Vec<OwnedFd>), ClientError> {
+        let (bytes, fds) = self.socket.receive()?;
+        let packet = serde_json::from_slice(&bytes).map_err(|e| ClientError::Malformed(e.to_string()))?;
+        Ok((packet, fds))
     }
 }
 
@@ -387,148 +434,4 @@ impl AsFd for VmmClient {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::fs::File;
-    use std::time::Duration;
-
-    use super::*;
-    use crate::{ErrorKind, ExitReason};
-
-    fn answer(socket: &PacketSocket, result: Result<Reply, ApiError>) -> Request {
-        let (bytes, _) = socket.receive().unwrap();
-        let Packet::Request { id, version, request } = serde_json::from_slice(&bytes).unwrap() else {
-            panic!()
-        };
-        assert_eq!(version, VERSION);
-        let event = Packet::Event(Event::Ended(ExitReason::PowerOff));
-        socket.send(&serde_json::to_vec(&event).unwrap(), &[]).unwrap();
-        socket
-            .send(&serde_json::to_vec(&Packet::Reply { id, result }).unwrap(), &[])
-            .unwrap();
-        request
-    }
-
-    #[test]
-    fn events_without_end_are_not_listened_to() {
-        let (near, far) = PacketSocket::pair().unwrap();
-        let vmm = std::thread::spawn(move || {
-            let event = serde_json::to_vec(&Packet::Event(Event::Ended(ExitReason::PowerOff))).unwrap();
-            while far.send(&event, &[]).is_ok() {}
-        });
-        let mut client = VmmClient::new(near);
-        assert!(matches!(client.start(), Err(ClientError::Malformed(_))));
-        drop(client);
-        vmm.join().unwrap();
-    }
-
-    #[test]
-    fn who_says_something_else_now_and_then_is_waited_for_no_longer() {
-        let (near, far) = PacketSocket::pair().unwrap();
-        let vmm = std::thread::spawn(move || {
-            let event = serde_json::to_vec(&Packet::Event(Event::Ended(ExitReason::PowerOff))).unwrap();
-            while far.send(&event, &[]).is_ok() {
-                std::thread::sleep(Duration::from_millis(100));
-            }
-        });
-        let mut client = VmmClient::new(near);
-        let error = client
-            .metrics_by(Instant::now() + Duration::from_millis(300))
-            .unwrap_err();
-        assert!(matches!(error, ClientError::Packet(PacketError::Late)), "{error}");
-        drop(client);
-        vmm.join().unwrap();
-        // One that reads nothing.
-        let (near, _far) = PacketSocket::pair().unwrap();
-        let mut client = VmmClient::new(near);
-        for _ in 0..10_000 {
-            let error = client.metrics_by(Instant::now()).unwrap_err();
-            assert!(matches!(error, ClientError::Packet(PacketError::Late)), "{error}");
-        }
-    }
-
-    #[test]
-    fn an_answer_that_comes_too_late_is_not_taken_for_the_next_one() {
-        let (near, far) = PacketSocket::pair().unwrap();
-        let mut client = VmmClient::new(near);
-        for (id, metrics) in [(client.next_id, 1), (client.next_id + 1, 2)] {
-            let samples = vec![
-                MetricSample {
-                    name: "x".into(),
-                    labels: Vec::new(),
-                    value: 1
-                };
-                metrics
-            ];
-            let packet = Packet::Reply {
-                id,
-                result: Ok(Reply::Metrics(samples)),
-            };
-            far.send(&serde_json::to_vec(&packet).unwrap(), &[]).unwrap();
-        }
-        client.next_id += 1;
-        assert_eq!(client.metrics().unwrap().len(), 2);
-    }
-
-    #[test]
-    fn stops_are_told_once_the_last_one_and_the_end_stays() {
-        let (near, far) = PacketSocket::pair().unwrap();
-        let mut client = VmmClient::new(near);
-        assert_eq!(client.take_stop().unwrap(), None, "nobody waits for one");
-        let stopped = |disk: &str| StopReason::NoSpace {
-            disks: vec![disk.to_owned()],
-        };
-        let tell = |event| {
-            far.send(&serde_json::to_vec(&Packet::Event(event)).unwrap(), &[])
-                .unwrap()
-        };
-        (0..MAX_EVENTS + 3).for_each(|_| tell(Event::Stopped(stopped("old"))));
-        (0..2).for_each(|_| drop(client.take_stop().unwrap()));
-        tell(Event::Stopped(stopped("data")));
-        tell(Event::Stopped(stopped("root")));
-        tell(Event::Ended(ExitReason::PowerOff));
-        drop(far);
-        assert_eq!(client.take_stop().unwrap(), Some(stopped("root")));
-        assert_eq!(client.take_stop().unwrap(), None);
-        assert_eq!(client.wait_event().unwrap(), Event::Ended(ExitReason::PowerOff));
-        assert!(client.take_stop().unwrap_err().is_gone());
-    }
-
-    #[test]
-    fn zeroed_memory_is_as_many_files_as_come_along() {
-        let (near, far) = PacketSocket::pair().unwrap();
-        let vmm = std::thread::spawn(move || {
-            let (bytes, files) = far.receive().unwrap();
-            let packet: Packet = serde_json::from_slice(&bytes).unwrap();
-            let result = Ok(Reply::Done);
-            far.send(&serde_json::to_vec(&Packet::Reply { id: 1, result }).unwrap(), &[])
-                .unwrap();
-            (packet, files.len())
-        });
-        let file = File::open("/dev/null").unwrap();
-        VmmClient::new(near)
-            .add_zeroed_memory(&[file.as_fd(), file.as_fd(), file.as_fd()])
-            .unwrap();
-        let (packet, files) = vmm.join().unwrap();
-        let Packet::Request { request, .. } = packet else {
-            panic!("{packet:?}")
-        };
-        assert_eq!(request, Request::AddZeroedMemory(vec![FdRef(0), FdRef(1), FdRef(2)]));
-        assert_eq!(files, 3);
-    }
-
-    #[test]
-    fn a_refusal_and_an_event_in_between_are_told_apart() {
-        let (near, far) = PacketSocket::pair().unwrap();
-        let refusal = ApiError {
-            kind: ErrorKind::WrongState,
-            message: "the VM is empty: create it first".into(),
-        };
-        let vmm = std::thread::spawn(move || answer(&far, Err(refusal)));
-        let mut client = VmmClient::new(near);
-        let error = client.start().unwrap_err();
-        assert!(matches!(&error, ClientError::Refused(e) if e.kind == ErrorKind::WrongState));
-        assert_eq!(vmm.join().unwrap(), Request::Start);
-        assert_eq!(client.wait_event().unwrap(), Event::Ended(ExitReason::PowerOff));
-        assert!(client.wait_event().unwrap_err().is_gone());
-    }
-}
+mod tests;

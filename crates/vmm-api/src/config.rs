@@ -220,6 +220,12 @@ pub enum ConfigError {
     /// The command line holds a zero byte.
     #[error("the kernel command line holds a zero byte")]
     CmdlineZero,
+    /// For how long a server may run at once.
+    #[error("a server was to run for {0} us at once: give 100 to 10000000")]
+    Budget(u32),
+    /// By which number a guest enters a server.
+    #[error("a link of the number {0} was asked for: a VM has four, 0 to 3")]
+    Link(u32),
     /// Both ways to run vCPUs.
     #[error("both `kvm` and `reservation` are given: a VM has one engine")]
     TwoEngines,

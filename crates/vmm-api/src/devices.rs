@@ -191,6 +191,27 @@ pub struct PmemConfig {
     /// What the guest writes is its own and goes with it; the file stays as it is.
     #[serde(default)]
     pub private: bool,
+    /// Parts that are other files', by rising places; at most [`MAX_PMEM_PARTS`], and none of a private one. The VM is not saved then.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub parts: Vec<PmemPartConfig>,
+}
+
+/// The most parts of a file as memory that are other files'.
+pub const MAX_PMEM_PARTS: usize = 16;
+
+/// A part of a file as memory that is another file's, which may be memory of another VM's.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PmemPartConfig {
+    /// A memfd that is sealed against shrinking, opened to be read and written.
+    pub file: FdRef,
+    /// Where in it the part begins, in bytes: whole pages, as all that follows.
+    #[serde(default)]
+    pub offset: u64,
+    /// Where in the memory.
+    pub at: u64,
+    /// How long it is.
+    pub length: u64,
 }
 
 impl DeviceConfig for PmemConfig {

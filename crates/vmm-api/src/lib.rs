@@ -8,6 +8,7 @@ pub mod config;
 pub mod devices;
 mod functions;
 pub mod message;
+pub mod servers;
 
 pub use client::{ClientError, VmmClient};
 pub use config::{
@@ -20,6 +21,7 @@ pub use message::{
     ApiError, Balloon, ErrorKind, Event, ExitReason, HotplugMemory, Info, MAX_ORDER, MAX_WRITE_SET, Mark, MetricSample,
     Packet, Reply, Request, StopReason, VmState, Written,
 };
+pub use servers::{FreezeConfig, LinkConfig};
 
 /// The version of this contract. A VMM and its driver are of the same build; anything else is refused.
 pub const VERSION: u32 = 1;

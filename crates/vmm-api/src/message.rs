@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::{DeviceSpec, FdRef, PageRuns, RestoreConfig, SnapshotConfig, VmConfig};
 use crate::functions::Functions;
+use crate::servers::{FreezeConfig, LinkConfig};
 
 /// The most pages that `write-set` tells: 8 MiB.
 pub const MAX_WRITE_SET: u64 = 2048;
@@ -59,6 +60,11 @@ pub enum Request {
     /// Request that the guest does without so much of the memory that it boots with: a multiple of 4 KiB, less than that. It follows when it
     /// can, and need not come all the way: [`Info::balloon`] tells.
     ResizeBalloon(ByteSize),
+    /// Freeze the VM, which was started, when its guest says next that it waits to be entered ([`crate::servers`]): the answer is
+    /// [`Reply::Freezing`] until then, and afterwards, as often as it is asked with the same budget, [`Reply::Frozen`].
+    Freeze(FreezeConfig),
+    /// Let the guest enter a frozen VM, or not any more; in any state. The packet carries the server's descriptor.
+    Link(LinkConfig),
     /// Press the guest's power button; what comes of it is the guest's affair.
     PressPowerButton,
     /// End the VM and the process, without asking the guest; answered, and not followed by an event.
@@ -81,6 +87,8 @@ pub enum VmState {
     Running,
     /// The vCPUs and devices are stopped and can go on.
     Paused,
+    /// It has no CPU: those that are linked to it run it. It stays that until it ends.
+    Frozen,
     /// It has ended.
     Ended,
 }
@@ -92,6 +100,7 @@ impl std::fmt::Display for VmState {
             Self::Created => "created",
             Self::Running => "running",
             Self::Paused => "paused",
+            Self::Frozen => "frozen",
             Self::Ended => "ended",
         })
     }
@@ -135,6 +144,9 @@ pub struct Info {
     /// Memory that the guest gives back, if it has a device for that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub balloon: Option<Balloon>,
+    /// The numbers by which the guest can enter frozen VMs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub links: Vec<u32>,
     /// What the process has reached, and when, in this order.
     #[serde(default)]
     pub marks: Vec<Mark>,
@@ -216,6 +228,10 @@ pub enum Reply {
     PageOrder(PageRuns),
     /// To `functions`.
     Functions(Functions),
+    /// To `freeze`: the guest has not said that it waits since. [`Event::Frozen`] comes when it has.
+    Freezing,
+    /// To `freeze`: it is done. The packet carries a descriptor, which is for [`Request::Link`] of others and for nothing else.
+    Frozen,
 }
 
 /// What a snapshot's memory is.
@@ -284,6 +300,10 @@ pub enum Event {
     Ended(ExitReason),
     /// The VM ran, and the VMM has paused it.
     Stopped(StopReason),
+    /// The VM was to freeze, and has: [`Request::Freeze`] gives its descriptor.
+    Frozen,
+    /// Its guest has said that it waits, and it could not be frozen; why. It goes on, and is to serve nobody until it is asked again.
+    NotFrozen(String),
 }
 
 /// One packet on the socket.

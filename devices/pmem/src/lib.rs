@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use base::Worker;
 use device::{CreateError, DeviceContext, FdTable, PersistentMemory, PmemModule, parse_config};
-use memory::{PmemWrites, map_pmem};
+use memory::{PmemPart, PmemWrites, map_pmem};
 use observe::{Counter, LogLimit};
 use serde::{Deserialize, Serialize};
 use state::{Saved, Schema};
@@ -21,7 +21,7 @@ use virtio::{Activation, ActiveQueue, DeviceError, QueueLoop, VirtioDevice};
 use virtio_bindings::virtio_ids::VIRTIO_ID_PMEM;
 use vm_memory::{Address, GuestMemoryRegion};
 use vmm_api::DeviceSpec;
-use vmm_api::devices::{DeviceConfig, PmemConfig};
+use vmm_api::devices::{DeviceConfig, MAX_PMEM_PARTS, PmemConfig, PmemPartConfig};
 
 use crate::server::Server;
 
@@ -47,19 +47,35 @@ impl PmemModule for Module {
         context: &DeviceContext<'_>,
         start: u64,
     ) -> Result<PersistentMemory, CreateError> {
-        let PmemConfig { file, private } = parse_config(spec)?;
+        let PmemConfig { file, private, parts } = parse_config(spec)?;
+        if parts.len() > MAX_PMEM_PARTS || (private && !parts.is_empty()) {
+            return Err(CreateError::Value(format!(
+                "{} of its parts are to be other files': give at most {MAX_PMEM_PARTS}, and none of a private one",
+                parts.len()
+            )));
+        }
         let file = File::from(fds.take(file)?);
+        let take = |part: &PmemPartConfig| {
+            Ok(PmemPart {
+                file: File::from(fds.take(part.file)?),
+                offset: part.offset,
+                at: part.at,
+                length: part.length,
+            })
+        };
+        let parts = parts.iter().map(take).collect::<Result<Vec<_>, CreateError>>()?;
         let writes = if private {
             PmemWrites::Private
         } else {
             PmemWrites::Shared
         };
-        let region = map_pmem(file, start, writes).map_err(|error| CreateError::Value(error.to_string()))?;
+        let region = map_pmem(file, start, writes, &parts).map_err(|error| CreateError::Value(error.to_string()))?;
         let file = region.file_offset().map(|place| Arc::clone(place.arc()));
         let counter = |name| context.metrics.counter(name, &[("device", context.id)]);
         let device = Box::new(Pmem {
             config: config_space(region.start_addr().raw_value(), region.len()),
             file: file.filter(|_| !private),
+            is_saved: !private && parts.is_empty(),
             metrics: Metrics {
                 flushes: counter("pmem_flushes_total"),
                 refused: counter("pmem_refused_chains_total"),
@@ -112,6 +128,7 @@ struct Pmem {
     config: [u8; 16],
     /// None of what the guest writes goes there if it is not here.
     file: Option<Arc<File>>,
+    is_saved: bool,
     metrics: Metrics,
     // Outlives activations, or a guest could have a line with each reset.
     log_limit: Arc<LogLimit>,
@@ -163,11 +180,12 @@ impl VirtioDevice for Pmem {
         server.map(|server| server.queue).into_iter().collect()
     }
 
-    /// Where the file is. Its bytes are whoever's it is to save, with what else they mean; those of one that is private nobody else has.
+    /// Where the file is. Its bytes are whoever's it is to save, with what else they mean; those of one that is private nobody else has, and
+    /// those of parts are memory of others, which goes on.
     fn save(&self) -> Result<Saved, DeviceError> {
-        match &self.file {
-            Some(_) => Ok(Saved::of(&PmemState::of(self.config))?),
-            None => Err(DeviceError::NotSaved),
+        match self.is_saved {
+            true => Ok(Saved::of(&PmemState::of(self.config))?),
+            false => Err(DeviceError::NotSaved),
         }
     }
 

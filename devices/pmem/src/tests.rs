@@ -6,24 +6,30 @@ use super::*;
 use observe::Registry;
 use virtio::conformance::driver::Driver;
 use virtio::conformance::{Request, Subject, run};
+use vm_memory::{Bytes, MemoryRegionAddress};
 use vmm_api::FdRef;
 
 const START: u64 = 512 << 30;
 
 fn created(file: File, config: &PmemConfig) -> Result<PersistentMemory, CreateError> {
+    created_of(vec![OwnedFd::from(file)], config)
+}
+
+fn created_of(fds: Vec<OwnedFd>, config: &PmemConfig) -> Result<PersistentMemory, CreateError> {
     let spec = DeviceSpec::new("window", config).unwrap();
     let context = DeviceContext {
         id: "window",
         metrics: &Registry::new(),
         no_space: &device::SpaceAlarm::new().unwrap(),
     };
-    MODULE.create(&spec, &mut FdTable::new(vec![OwnedFd::from(file)]), &context, START)
+    MODULE.create(&spec, &mut FdTable::new(fds), &context, START)
 }
 
 fn config(private: bool) -> PmemConfig {
     PmemConfig {
         file: FdRef(0),
         private,
+        parts: Vec::new(),
     }
 }
 
@@ -85,6 +91,7 @@ fn what_is_no_file_of_memory_is_refused() {
     let missing = PmemConfig {
         file: FdRef(1),
         private: false,
+        parts: Vec::new(),
     };
     assert!(matches!(created(file(), &missing), Err(CreateError::MissingFd(1))));
     let read_only = File::open("/proc/self/exe").unwrap();
@@ -101,6 +108,54 @@ fn a_file_that_all_see_is_where_it_was_and_a_private_one_is_in_no_snapshot() {
     assert!(told.contains("2097152 bytes") && told.contains("4194304"), "{told}");
     let private = created(file(), &config(true)).unwrap().device;
     assert!(matches!(private.save(), Err(DeviceError::NotSaved)));
+}
+
+#[test]
+fn a_part_is_what_another_machine_has_and_is_in_no_snapshot() {
+    let window = file();
+    let parts = |count: usize| {
+        let part = |number: usize| PmemPartConfig {
+            file: FdRef(u32::try_from(number).unwrap() + 1),
+            offset: 0,
+            at: 4096 * number as u64,
+            length: 4096,
+        };
+        (0..count).map(part).collect::<Vec<_>>()
+    };
+    let fds = |count: usize| {
+        let files = [file()]
+            .into_iter()
+            .chain((0..count).map(|_| window.try_clone().unwrap()));
+        files.map(OwnedFd::from).collect::<Vec<_>>()
+    };
+    let shared = PmemConfig {
+        parts: parts(1),
+        ..config(false)
+    };
+    let theirs = created(window.try_clone().unwrap(), &config(false)).unwrap().region;
+    let PersistentMemory { device, region } = created_of(fds(1), &shared).unwrap();
+    theirs.write_obj(0x1234_u16, MemoryRegionAddress(100)).unwrap();
+    assert_eq!(region.read_obj::<u16>(MemoryRegionAddress(100)).unwrap(), 0x1234);
+    assert!(matches!(device.save(), Err(DeviceError::NotSaved)));
+    // Wrong ones.
+    assert!(matches!(created_of(fds(0), &shared), Err(CreateError::MissingFd(1))));
+    let private = PmemConfig {
+        private: true,
+        ..shared.clone()
+    };
+    let many = PmemConfig {
+        parts: parts(MAX_PMEM_PARTS + 1),
+        ..config(false)
+    };
+    for (config, count) in [(private, 1), (many, MAX_PMEM_PARTS + 1)] {
+        let told = created_of(fds(count), &config).err().unwrap().to_string();
+        assert!(told.contains("at most 16"), "{told}");
+    }
+    let most = PmemConfig {
+        parts: parts(MAX_PMEM_PARTS),
+        ..config(false)
+    };
+    assert!(created_of(fds(MAX_PMEM_PARTS), &most).is_ok());
 }
 
 #[test]

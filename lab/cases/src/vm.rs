@@ -389,7 +389,7 @@ impl Vm {
         );
         let reason = match self.vmm.client.wait_event()? {
             Event::Ended(reason) => reason,
-            Event::Stopped(reason) => bail!("the VM does not end, but is stopped: {reason:?}"),
+            other => bail!("the VM does not end, but says {other:?}"),
         };
         ensure!(self.vmm.wait(Duration::from_secs(10))?, "the VMM ended with a failure");
         Ok(reason)

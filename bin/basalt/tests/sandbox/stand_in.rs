@@ -303,6 +303,7 @@ fn info(machine: Option<&Machine>) -> Info {
         memory: 0,
         hotplug_memory: None,
         balloon: None,
+        links: Vec::new(),
         marks: ["main", vmm_api::message::FIRST_RUN].map(mark).to_vec(),
     }
 }

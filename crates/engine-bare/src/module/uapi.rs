@@ -456,12 +456,12 @@ pub(crate) fn detach_irq(vcpu: impl AsFd, event: impl AsFd) -> io::Result<()> {
 }
 
 /// Of a vCPU that has come out with [`CALL_WAIT`].
-pub(crate) fn freeze(vcpu: impl AsFd, budget_us: u32) -> io::Result<()> {
+pub(crate) fn freeze(vcpu: impl AsFd, budget_us: u32) -> io::Result<OwnedFd> {
     let mut wanted = Freeze {
         budget_us,
         ..Freeze::default()
     };
-    ioctl(vcpu, FREEZE, &mut wanted).map(drop)
+    ioctl(vcpu, FREEZE, &mut wanted).map(new_descriptor)
 }
 
 /// Of a vCPU that does not run; without a server the link ends.

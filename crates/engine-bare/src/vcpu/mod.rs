@@ -454,9 +454,9 @@ impl Vcpu for BareVcpu {
 
     fn freeze(&mut self, budget: Duration) -> Result<OwnedFd> {
         let micros = u32::try_from(budget.as_micros()).unwrap_or(u32::MAX);
-        uapi::freeze(&self.fd, micros).map_err(failed("BASALT_FREEZE"))?;
+        let link = uapi::freeze(&self.fd, micros).map_err(failed("BASALT_FREEZE"))?;
         self.pending = None;
-        self.fd.try_clone().map_err(failed("dup of a vCPU"))
+        Ok(link)
     }
 
     fn link(&mut self, index: u32, server: Option<OwnedFd>) -> Result<()> {

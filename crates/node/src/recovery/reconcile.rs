@@ -218,7 +218,8 @@ impl Node {
         let info = vm.ask_within(limit, "the daemon was started", VmmClient::info)?;
         let reason = pause_reason(&info);
         let state = match info.state {
-            VmState::Running => State::Running,
+            // Who has frozen it was not this daemon; its guest runs when its clients do.
+            VmState::Running | VmState::Frozen => State::Running,
             VmState::Paused => State::Paused,
             // It has ended just now, or never began.
             VmState::Empty | VmState::Created | VmState::Ended => return Ok(false),

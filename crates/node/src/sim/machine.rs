@@ -480,6 +480,9 @@ impl Vmm {
                 shown.functions.retain(|function| *function != *id);
             }
             Request::Rebase(_) => self.machine.lock().is_mapped_anew(),
+            Request::Freeze(_) | Request::Link(_) => {
+                return Some(Err(refusal(ErrorKind::Host, "this engine has no servers")));
+            }
             Request::MapAhead(_) | Request::ResizeBalloon(_) | Request::PressPowerButton | Request::Stop => (),
         }
         Some(Ok(reply))
@@ -563,6 +566,7 @@ impl Vmm {
             memory: 0,
             hotplug_memory: shown.memory,
             balloon: shown.balloon,
+            links: Vec::new(),
             marks: Vec::new(),
         }
     }

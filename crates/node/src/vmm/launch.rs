@@ -356,7 +356,14 @@ fn stage(
     }
     if let Some(window) = window {
         let file = fds.add(window)?;
-        devices.push(device("accelerator", &PmemConfig { file, private: false })?);
+        devices.push(device(
+            "accelerator",
+            &PmemConfig {
+                file,
+                private: false,
+                parts: Vec::new(),
+            },
+        )?);
     }
     Ok(Stage {
         fds,

@@ -443,7 +443,7 @@ impl Vm {
         readable(&self.pidfd, LAST_WORDS);
         let mut client = self.client();
         let mut said = client.wait_event();
-        while matches!(said, Ok(Event::Stopped(_))) {
+        while matches!(said, Ok(Event::Stopped(_) | Event::Frozen | Event::NotFrozen(_))) {
             said = client.wait_event();
         }
         match said {
@@ -456,7 +456,7 @@ impl Vm {
                     console,
                 }
             }
-            Ok(Event::Stopped(_)) | Err(_) => {
+            Ok(Event::Stopped(_) | Event::Frozen | Event::NotFrozen(_)) | Err(_) => {
                 drop(client);
                 self.died(during)
             }

@@ -8,6 +8,7 @@ mod bare_kicks;
 mod bare_memory;
 mod bare_nvme;
 mod bare_rounds;
+mod bare_server;
 mod bare_switch;
 mod block;
 mod clock_jumps;
@@ -150,6 +151,8 @@ pub(crate) const ALL: &[&Case] = &[
     &bare_identity::CASE,
     &bare_identity::CLASS,
     &bare_nvme::CASE,
+    &bare_server::CASE,
+    &bare_server::accelerator::CASE,
     &bare_switch::CASE,
     &kvm_nvme::CASE,
     &device_memory::CASE,

@@ -46,6 +46,7 @@ fn host(host: &Host) -> Result<()> {
     let config = PmemConfig {
         file: builder.fd(file.try_clone()?),
         private: false,
+        parts: Vec::new(),
     };
     builder.device("window", &config)?;
     let mut machine = builder.start()?;

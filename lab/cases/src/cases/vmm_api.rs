@@ -136,6 +136,15 @@ fn wrong_configurations(host: &Host) -> Result<()> {
         "it has no memory that can be plugged",
     )?;
     ensure!(vmm.client.functions()?.zeroed_memory.is_none(), "it takes none");
+    let no_servers = "make the VM with a `reservation`";
+    refusal(vmm.client.freeze(1000).map(drop), ErrorKind::Host, no_servers)?;
+    refusal(vmm.client.link(0, Some(kernel.as_fd())), ErrorKind::Host, no_servers)?;
+    refusal(
+        vmm.client.freeze(1).map(drop),
+        ErrorKind::Invalid,
+        "give 100 to 10000000",
+    )?;
+    refusal(vmm.client.link(4, None), ErrorKind::Invalid, "0 to 3")?;
     refusal(
         vmm.client.create(good(), &fds),
         ErrorKind::WrongState,

@@ -10,7 +10,7 @@ mod code;
 mod guest;
 
 use std::fs;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::mpsc::{self, Receiver};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -109,6 +109,8 @@ fn host(host: &Host) -> Result<()> {
 struct Pair {
     guest: Guest,
     server: Option<Server>,
+    /// What the guest was linked by.
+    link: OwnedFd,
     window: Window,
 }
 
@@ -120,11 +122,21 @@ impl Pair {
         wait_online(all)?;
         let mut guest = Guest::new(device, CPU, &window)?;
         guest.vcpu.kicker().adopt_current_thread();
-        let again = link.try_clone()?;
-        guest.vcpu.link(0, Some(link))?;
-        ensure!(guest.vcpu.link(0, Some(again)).is_err(), "a number had two links");
+        // Not the vCPU itself, with which more could be done.
+        let is = fs::read_link(format!("/proc/self/fd/{}", link.as_raw_fd()))?;
+        ensure!(is.as_os_str() == "anon_inode:basalt-server", "a link is made by {is:?}");
+        guest.vcpu.link(0, Some(link.try_clone()?))?;
+        ensure!(
+            guest.vcpu.link(0, Some(link.try_clone()?)).is_err(),
+            "a number had two links"
+        );
         let server = Some(Server::start(server));
-        Ok(Self { guest, server, window })
+        Ok(Self {
+            guest,
+            server,
+            link,
+            window,
+        })
     }
 
     fn end(mut self) -> Result<()> {
@@ -486,6 +498,9 @@ fn end(pair: &mut Pair) -> Result<()> {
     thread::sleep(PAUSE);
     let status = pair.guest.enters(0, false)?;
     ensure!(status == GONE, "and then by {status}");
+    // The copy of what it was linked by has not kept it.
+    let again = pair.guest.vcpu.link(1, Some(pair.link.try_clone()?));
+    ensure!(again.is_err(), "a server that was closed was linked");
     Ok(())
 }
 
