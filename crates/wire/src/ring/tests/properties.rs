@@ -105,7 +105,7 @@ fn a_consumer_that_leaves_records_says_for_how_many_and_how_long() {
     let (mut producer, mut consumer, _region) = ring(4, Sequence::Stamped);
     consumer.leave_for(70);
     assert_eq!(producer.patience(), 70);
-    let mut put = |producer: &mut Producer| {
+    let put = |producer: &mut Producer| {
         producer.push(&Record::default()).unwrap().unwrap();
         producer.publish()
     };
@@ -116,7 +116,8 @@ fn a_consumer_that_leaves_records_says_for_how_many_and_how_long() {
     for _ in 0..3 {
         assert!(consumer.pop().unwrap().is_some());
     }
-    assert!(!consumer.release() && !consumer.arm_for(100));
+    let _rung = consumer.release();
+    assert!(!consumer.arm_for(100));
     assert!(producer.consumer_may_sleep());
     consumer.disarm();
     assert!(!producer.consumer_may_sleep(), "it says that it is awake");
