@@ -11,7 +11,7 @@ use zerocopy::FromZeros as _;
 /// Allocations of a client at a time. A new one moves what the table has of those behind it, which is 2 MiB at most.
 const MOST: usize = 1 << 16;
 /// Addresses from here on are of other state spaces than global memory (`accel_ptx::Memory`).
-const END: u64 = 1 << 60;
+pub(crate) const END: u64 = 1 << 60;
 /// How many places there are to note which allocation an address was in, and the address's bits by which they are found.
 const HINTS: usize = 64;
 const HINT_SHIFT: u32 = 12;
@@ -58,6 +58,11 @@ impl Memory {
         self.used
     }
 
+    /// What all of them may have.
+    pub(crate) fn most(&self) -> u64 {
+        self.most
+    }
+
     /// A new one, where the client says.
     pub(crate) fn add(&mut self, begin: u64, length: u64, quota: &mut dyn Quota) -> Result<(), Failure> {
         let end = begin
@@ -98,6 +103,12 @@ impl Memory {
         }
         self.used = all;
         Ok(())
+    }
+
+    /// Such bytes are not there any more.
+    pub(crate) fn give_back(&mut self, bytes: u64, quota: &mut dyn Quota) {
+        self.used = self.used.saturating_sub(bytes);
+        quota.give_back(bytes);
     }
 
     /// One that begins there is gone.

@@ -10,13 +10,13 @@ use std::collections::HashMap;
 use std::ffi::CStr;
 use std::sync::atomic::AtomicBool;
 
-use accel_cuda_null::Failure;
+use accel_cuda_null::{Failure, Quota};
 use accel_proto::cuda::{BasaltModuleData, BasaltModuleGetFunction, BasaltModuleVariable, CudaLaunchKernel};
 use accel_ptx::fatbin::{self, MAX_CONTAINER};
 use accel_ptx::{Kernel, Launch, Module as Loaded, OutOfRange, Program};
 use serde::{Deserialize, Serialize};
 
-use crate::memory::Memory;
+use crate::memory::{END, Memory};
 use crate::{Client, Error};
 
 /// What a kernel may take: minutes where whole warps take part. Whoever wants more is told that it took too long, as a watchdog tells.
@@ -27,7 +27,7 @@ const OWN: u64 = 1 << 56;
 const OWN_ALIGN: u64 = 256;
 /// Kernels that are tried before one of several programs is taken.
 const MOST_TRIED: usize = 256;
-/// Variables that a program may register for one module.
+/// Variables that a program may register, for all of its modules.
 const MOST_VARIABLES: usize = 1 << 16;
 /// Kernels that a program may ask for: three times what PyTorch has.
 const MOST_KERNELS: usize = 1 << 16;
@@ -61,6 +61,8 @@ struct Module {
 pub(crate) struct Modules {
     modules: HashMap<u32, Module>,
     kernels: HashMap<u32, (u32, String)>,
+    /// Variables that programs have told of, of all modules.
+    told: usize,
     /// The address of the next variable that nobody has registered.
     next: u64,
 }
@@ -74,6 +76,7 @@ impl Modules {
         Self {
             modules: HashMap::new(),
             kernels: HashMap::new(),
+            told: 0,
             next: OWN,
         }
     }
@@ -90,6 +93,16 @@ impl Modules {
         self.modules.insert(name, module);
     }
 
+    /// One is gone, with its kernels. What its variables have of memory is given back as other memory is.
+    pub(crate) fn remove(&mut self, name: u32, memory: &mut Memory, client: &mut dyn Client) {
+        let Some(module) = self.modules.remove(&name) else {
+            return;
+        };
+        self.kernels.retain(|_, (of, _)| *of != name);
+        self.told -= module.variables.len();
+        memory.give_back(module.total, client);
+    }
+
     fn find(&mut self, name: u32) -> Result<&mut Module, Error> {
         self.modules
             .get_mut(&name)
@@ -103,6 +116,7 @@ impl Modules {
         memory: &mut Memory,
         client: &mut dyn Client,
     ) -> Result<(), Error> {
+        let told = self.told;
         let module = self.find(call.module.raw())?;
         let name = text(call.name);
         if !matches!(module.code, Code::Unread) || module.variables.contains_key(&name) {
@@ -110,11 +124,12 @@ impl Modules {
                 "a variable that its module has already, or that comes too late",
             ));
         }
-        if module.variables.len() >= MOST_VARIABLES || name.len() > LONGEST_NAME {
+        if told >= MOST_VARIABLES || name.len() > LONGEST_NAME {
             return Err(Error::Failure(Failure::OutOfMemory));
         }
         memory.add(call.address, call.size, client)?;
         module.variables.insert(name, (call.address, call.size));
+        self.told += 1;
         Ok(())
     }
 
@@ -276,6 +291,27 @@ pub(crate) struct SavedModules<P> {
     next: u64,
 }
 
+/// Whose memory goes again at once.
+struct Nobody;
+
+impl Quota for Nobody {
+    fn charge(&mut self, _: u64) -> bool {
+        true
+    }
+
+    fn give_back(&mut self, _: u64) {}
+}
+
+impl Client for Nobody {
+    fn read(&mut self, _: u64, _: &mut [u8]) -> bool {
+        false
+    }
+
+    fn write(&mut self, _: u64, _: &[u8]) -> bool {
+        false
+    }
+}
+
 impl Modules {
     /// All of them; `put` takes code.
     pub(crate) fn save<P, E>(&self, put: &mut dyn FnMut(&[u8]) -> Result<P, E>) -> Result<SavedModules<P>, E> {
@@ -300,7 +336,7 @@ impl Modules {
         })
     }
 
-    /// The same again, variables without what they have become. Whoever had read a module's code finds it read.
+    /// The same again, without the memory of variables. Whoever had read a module's code finds it read.
     pub(crate) fn restore<P>(
         saved: &SavedModules<P>,
         get: &dyn Fn(&P) -> Option<Vec<u8>>,
@@ -311,18 +347,25 @@ impl Modules {
         let too_long = |name: &String| name.len() > LONGEST_NAME;
         let kernels = saved.kernels.iter().map(|(_, _, name)| name);
         let variables = saved.modules.iter().flat_map(|module| &module.variables);
-        if saved.kernels.len() > MOST_KERNELS || kernels.chain(variables.map(|(name, ..)| name)).any(too_long) {
+        let told: usize = saved.modules.iter().map(|module| module.variables.len()).sum();
+        let is_bad = |at: u64| !(OWN..=END).contains(&at);
+        let mut places = saved.modules.iter().filter_map(|module| module.from);
+        if is_bad(saved.next) || places.any(is_bad) {
+            return Err(Error::Invalid("addresses of variables that there cannot be"));
+        }
+        all.told = told;
+        if told > MOST_VARIABLES
+            || saved.kernels.len() > MOST_KERNELS
+            || kernels.chain(variables.map(|(name, ..)| name)).any(too_long)
+        {
             return Err(Error::Invalid("more kernels, or longer names, than there can be"));
         }
         for one in &saved.modules {
             let bytes = get(&one.code).ok_or(Error::Invalid("code outside of what was saved"))?;
-            if bytes.len() as u64 > one.total || one.total > MAX_CONTAINER || one.variables.len() > MOST_VARIABLES {
+            if bytes.len() as u64 > one.total || one.total > MAX_CONTAINER {
                 return Err(Error::Invalid("a module that is longer than it can be"));
             }
             memory.charge(one.total, client)?;
-            for (_, address, size) in &one.variables {
-                memory.add(*address, *size, client)?;
-            }
             let variables = one.variables.iter();
             let module = Module {
                 bytes,
@@ -333,8 +376,13 @@ impl Modules {
             };
             all.modules.insert(one.name, module);
             if let Some(from) = one.from {
+                // What variables begin with is nobody's: the client's memory is what was saved of it.
+                let (mut place, mut nobody) = (Memory::new(memory.most()), Nobody);
+                for (_, address, size) in &one.variables {
+                    place.add(*address, *size, &mut nobody)?;
+                }
                 all.next = from;
-                all.loaded(one.name, memory, client)?;
+                all.loaded(one.name, &mut place, &mut nobody)?;
             }
         }
         for (name, module, text) in &saved.kernels {

@@ -7,7 +7,6 @@
 //! ```
 //! What was saved is the client's own, and a stranger's: it has what its quota lets it have, and what does not fit together is refused.
 
-use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -78,23 +77,13 @@ impl State {
         }
         let code = |place: &P| get(place).map(<[u8]>::to_vec);
         state.modules = Modules::restore(&saved.modules, &code, &mut state.memory, client)?;
-        let there: BTreeSet<u64> = saved.memory.iter().map(|(begin, ..)| *begin).collect();
-        let made: Vec<u64> = state.memory.all().map(|(begin, _)| begin).collect();
-        // A client can free what is a variable's.
-        for begin in made.into_iter().filter(|begin| !there.contains(begin)) {
-            state.memory.remove(begin, client)?;
-        }
         for (begin, length, place) in &saved.memory {
-            // Variables of modules are there.
-            if state.memory.bytes(*begin, *length).is_err() {
-                state.memory.add(*begin, *length, client)?;
-            }
+            state.memory.add(*begin, *length, client)?;
             let into = state.memory.bytes_mut(*begin, *length)?;
             let bytes = get(place).filter(|bytes| bytes.len() == into.len());
             let bytes = bytes.ok_or(Error::Invalid("memory that is not in what was saved"))?;
-            // A variable begins with what its module says, and may have become zero.
             for (into, bytes) in into.chunks_mut(PIECE).zip(bytes.chunks(PIECE)) {
-                if into != bytes {
+                if bytes.iter().any(|byte| *byte != 0) {
                     into.copy_from_slice(bytes);
                 }
             }

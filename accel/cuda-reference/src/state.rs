@@ -180,6 +180,10 @@ impl State {
                 self.modules.add(call.module.raw());
                 Ok(())
             }
+            AnyCall::BasaltModuleUnload(call) => {
+                self.modules.remove(call.module.raw(), memory, client);
+                Ok(())
+            }
             AnyCall::BasaltModuleVariable(call) => self.modules.add_variable(call, memory, client),
             AnyCall::BasaltModuleData(call) => self.modules.add_data(call, memory, client),
             AnyCall::BasaltModuleGetFunction(call) => self.modules.get_function(call, memory, client).map(drop),

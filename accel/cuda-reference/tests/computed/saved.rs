@@ -164,6 +164,53 @@ fn kernels_are_read_and_variables_are_what_they_were() {
     assert_eq!([fourth.synchronize(), fourth.synchronize()], [700, 700], "for ever");
 }
 
+#[test]
+fn what_a_variable_had_can_be_something_elses() {
+    const PLACE: u64 = 0x7100_0000_0000;
+    let mut device = Device::new();
+    load(&mut device);
+    variable(&mut device, "table", PLACE, 16).unwrap();
+    send(&mut device, &container(&[(75, LANGUAGE)]));
+    assert_eq!(function(&mut device, 9100, "variables", 8).0, 0);
+    for size in [8, 16, 32] {
+        device.free(SvmAddress(PLACE));
+        let call = CudaMalloc { dev_ptr: PLACE, size };
+        device.put(&AnyCall::CudaMalloc(call)).unwrap();
+        let mut second = again(&device);
+        assert_eq!(second.state.used(), device.state.used());
+        second.free(SvmAddress(PLACE));
+    }
+    // A module that is unloaded takes no more of the quota, and leaves its name.
+    let (used, module) = (device.state.used(), Handle::from_raw(50));
+    let left = device.host.left;
+    for _ in 0..3 {
+        let index = 0;
+        device
+            .put(&AnyCall::BasaltModuleLoad(BasaltModuleLoad { module, index }))
+            .unwrap();
+        let data = BasaltModuleData {
+            module,
+            offset: 0,
+            total: 64,
+            count: 64,
+            bytes: Span { offset: 0, length: 64 },
+        };
+        device.put(&AnyCall::BasaltModuleData(data)).unwrap();
+        assert_eq!(device.host.left, left - 64);
+        device
+            .put(&AnyCall::BasaltModuleUnload(BasaltModuleUnload { module }))
+            .unwrap();
+    }
+    assert_eq!((device.state.used(), device.host.left), (used, left));
+    let (saved, _) = save(&device);
+    assert_eq!(
+        saved["modules"]["modules"].as_array().unwrap().len(),
+        1,
+        "it is not kept"
+    );
+    again(&device);
+}
+
 /// A module whose variables no program has told of, and what its kernel computes.
 fn module_of_its_own(device: &mut Device, raw: u32) {
     let bytes = container(&[(75, LANGUAGE)]);
@@ -261,13 +308,15 @@ fn what_does_not_fit_is_refused() {
         *saved.pointer_mut(path).unwrap() = value;
         restore(&(saved, bytes), 64 << 20).err()
     };
-    let bad: [(&str, serde_json::Value); 6] = [
+    let bad: [(&str, serde_json::Value); 8] = [
         ("/memory/0/1", 1001.into()),
         ("/memory/0/0", 0.into()),
         ("/memory/0/0", u64::MAX.into()),
         ("/memory/0/2/0", 1.into()),
         ("/memory/0/2/1", usize::MAX.into()),
         ("/used", 999.into()),
+        ("/modules/next", u64::MAX.into()),
+        ("/modules/next", 5.into()),
     ];
     for (path, value) in bad {
         let error = changed(path, value.clone());
