@@ -72,6 +72,9 @@ pub(crate) fn cudaMemGetInfo(cx: &mut Context<'_>, _: &calls::CudaMemGetInfo) ->
 }
 
 pub(crate) fn cudaMemset(cx: &mut Context<'_>, call: &calls::CudaMemset) -> Result<(), Failure> {
+    if call.count == 0 {
+        return Ok(());
+    }
     let function = cx.libraries.runtime.cudaMemset()?;
     let to = cx.range(call.dev_ptr, call.count)?;
     // SAFETY: 1. the function has these types; 2. so many bytes from there on are the client's.
@@ -79,6 +82,9 @@ pub(crate) fn cudaMemset(cx: &mut Context<'_>, call: &calls::CudaMemset) -> Resu
 }
 
 pub(crate) fn cudaMemsetAsync(cx: &mut Context<'_>, call: &calls::CudaMemsetAsync) -> Result<(), Failure> {
+    if call.count == 0 {
+        return Ok(());
+    }
     let function = cx.libraries.runtime.cudaMemsetAsync()?;
     let to = cx.range(call.dev_ptr, call.count)?;
     let stream = cx.object(call.stream)?;
@@ -106,6 +112,9 @@ pub(crate) fn cudaMemcpyAsync(cx: &mut Context<'_>, call: &calls::CudaMemcpyAsyn
 }
 
 pub(crate) fn cudaMemset2DAsync(cx: &mut Context<'_>, call: &calls::CudaMemset2DAsync) -> Result<(), Failure> {
+    if call.width == 0 || call.height == 0 {
+        return Ok(());
+    }
     let function = cx.libraries.runtime.cudaMemset2DAsync()?;
     let (pitch, width, height) = (number(call.pitch)?, number(call.width)?, number(call.height)?);
     let memory = &cx.state.memory;
