@@ -11,12 +11,15 @@ use crate::table::P;
 #[derive(Debug)]
 pub(crate) struct Scalar {
     words: [u64; 2],
-    is_there: bool,
 }
 
 impl Scalar {
+    /// What a call carries. None is refused: libraries read it without looking.
     pub(crate) fn new(bytes: &List<'_, u8>) -> Result<Self, Failure> {
         let bytes = bytes.bytes();
+        if bytes.is_empty() {
+            return Err(Failure::InvalidValue);
+        }
         let mut all = [0; 16];
         let place = all.get_mut(..bytes.len()).ok_or(Failure::InvalidValue)?;
         place.copy_from_slice(bytes);
@@ -24,17 +27,12 @@ impl Scalar {
         let word = |which: usize| half(which).fold(0, |word, byte| (word << 8) | u64::from(*byte));
         Ok(Self {
             words: [word(0), word(1)],
-            is_there: !bytes.is_empty(),
         })
     }
 
-    /// Where it is; NULL if the program had NULL.
+    /// Where it is.
     pub(crate) fn address(&self) -> P {
-        if self.is_there {
-            self.words.as_ptr().cast_mut().cast()
-        } else {
-            std::ptr::null_mut()
-        }
+        self.words.as_ptr().cast_mut().cast()
     }
 }
 
@@ -120,7 +118,7 @@ mod tests {
         let scalar = Scalar::new(&List::new(&[0, 0, 128, 63])).unwrap();
         assert_eq!(scalar.words, [u64::from(1.0_f32.to_bits()), 0]);
         assert!(!scalar.address().is_null());
-        assert!(Scalar::new(&List::new(&[])).unwrap().address().is_null());
+        assert_eq!(Scalar::new(&List::new(&[])).unwrap_err(), Failure::InvalidValue);
         assert_eq!(Scalar::new(&List::new(&[0; 17])).unwrap_err(), Failure::InvalidValue);
     }
 
