@@ -2,7 +2,7 @@
 //!
 //! Knows no call and no quota.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::failure::Failure;
 
@@ -15,6 +15,8 @@ pub(crate) struct Memory {
     ranges: BTreeMap<u64, u64>,
     /// Those of modules' variables, which go with their modules.
     variables: BTreeMap<u64, u64>,
+    /// Beginnings of each module's.
+    of_modules: BTreeMap<u32, BTreeSet<u64>>,
     used: u64,
 }
 
@@ -42,8 +44,16 @@ impl Memory {
     }
 
     /// A variable of a module.
-    pub(crate) fn add_variable(&mut self, begin: u64, length: u64) {
+    pub(crate) fn add_variable(&mut self, module: u32, begin: u64, length: u64) {
         self.variables.insert(begin, length);
+        self.of_modules.entry(module).or_default().insert(begin);
+    }
+
+    /// A module's variables are gone.
+    pub(crate) fn remove_variables(&mut self, module: u32) {
+        for begin in self.of_modules.remove(&module).unwrap_or_default() {
+            self.variables.remove(&begin);
+        }
     }
 
     /// How long the one is that begins there.
@@ -84,6 +94,7 @@ impl Memory {
     pub(crate) fn take_all(&mut self) -> BTreeMap<u64, u64> {
         self.used = 0;
         self.variables.clear();
+        self.of_modules.clear();
         std::mem::take(&mut self.ranges)
     }
 }
@@ -109,10 +120,18 @@ mod tests {
             );
         }
         assert_eq!(memory.length(1001), Err(Failure::InvalidValue));
-        memory.add_variable(5000, 4);
+        memory.add_variable(1, 5000, 4);
+        memory.add_variable(2, 6000, 4);
         assert_eq!((memory.used(), memory.check(5000, 4)), (150, Ok(())));
         assert_eq!(memory.check(5000, 5), Err(Failure::IllegalAddress));
         assert_eq!(memory.length(5000), Err(Failure::InvalidValue), "nobody can free it");
+        memory.remove_variables(1);
+        assert_eq!(
+            memory.check(5000, 4),
+            Err(Failure::IllegalAddress),
+            "its module is gone"
+        );
+        assert_eq!(memory.check(6000, 4), Ok(()), "that of another one is not");
         memory.remove(1000);
         assert_eq!(
             (memory.used(), memory.check(1000, 1)),

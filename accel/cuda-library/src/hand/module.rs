@@ -116,6 +116,7 @@ pub(crate) fn basaltModuleUnload(cx: &mut Context<'_>, call: &calls::BasaltModul
     if let Module::Coming(bytes) | Module::Whole(bytes) = &module {
         cx.state.modules.bytes -= bytes.len() as u64;
     }
+    cx.state.memory.remove_variables(name);
     let kernels = &mut cx.state.modules.kernels;
     let gone: Vec<_> = kernels.extract_if(.., |_, (of, _)| *of == name).collect();
     for (kernel, _) in gone {
@@ -245,7 +246,8 @@ pub(crate) fn basaltModuleGetVariable(
     check(status)?;
     cx.state.memory.has_room()?;
     let begin = place.expose_provenance() as u64;
-    cx.state.memory.add_variable(begin, size as u64);
+    let module = call.module.raw();
+    cx.state.memory.add_variable(module, begin, size as u64);
     cx.answer(&AnyReply::BasaltModuleGetVariable(
         calls::BasaltModuleGetVariableReply {
             status: 0,
