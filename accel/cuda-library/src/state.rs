@@ -34,6 +34,9 @@ const MOST_TOLD: usize = 1 << 14;
 /// Bytes of each (`cublasLtMatmulAlgo_t`), with which each result of a heuristic begins.
 const OPAQUE: usize = 64;
 const RESULT: usize = 96;
+/// Types of which each object takes memory of the device's that is not charged, and how many of each a client has at a time.
+const HANDLES: [&str; 3] = ["cudnnHandle_t", "cublasHandle_t", "curandGenerator_t"];
+const MOST_HANDLES: usize = 64;
 /// In which order objects end that a client has left: those first that have others.
 const ENDS: [&str; 5] = [
     "cudnnHandle_t",
@@ -264,16 +267,27 @@ impl Context<'_> {
     /// An object that ends with this call.
     pub(crate) fn take<K: Kind>(&mut self, name: Handle<K>) -> Result<P, Failure> {
         let object = self.state.objects.remove(&(K::C_TYPE, name.raw()));
-        let object = object.ok_or(Failure::InvalidHandle)?;
-        Ok(std::ptr::with_exposed_provenance_mut(object))
+        let object = std::ptr::with_exposed_provenance_mut(object.ok_or(Failure::InvalidHandle)?);
+        if K::C_TYPE == CudaStreamT::C_TYPE
+            && let Err(failure) = self.state.copies.left(&self.libraries.runtime, object)
+        {
+            // The stream ends all the same; what the device tells later, it tells of all before.
+            self.state.fail(Group::Cudart, failure.code(Group::Cudart));
+        }
+        Ok(object)
     }
 
     /// Whether there can be an object of that name: there is none, and not too many are there.
     pub(crate) fn can_make<K: Kind>(&self, name: Handle<K>) -> Result<(), Failure> {
         let is_own = K::C_TYPE == CudaStreamT::C_TYPE && name.raw() < OWN_STREAMS;
+        let of_type = || {
+            let objects = &self.state.objects;
+            objects.range((K::C_TYPE, 0)..=(K::C_TYPE, u32::MAX)).count()
+        };
         match self.state.objects.len() {
             _ if is_own || self.state.objects.contains_key(&(K::C_TYPE, name.raw())) => Err(Failure::InvalidValue),
             MOST.. => Err(Failure::OutOfMemory),
+            _ if HANDLES.contains(&K::C_TYPE) && of_type() >= MOST_HANDLES => Err(Failure::OutOfMemory),
             _ => Ok(()),
         }
     }
@@ -286,8 +300,13 @@ impl Context<'_> {
 
     /// An address in an allocation of the client's, or NULL.
     pub(crate) fn device(&self, of: SvmAddress) -> Result<P, Failure> {
+        self.device_of(of, 1)
+    }
+
+    /// So many bytes of one allocation of the client's, or NULL.
+    pub(crate) fn device_of(&self, of: SvmAddress, length: u64) -> Result<P, Failure> {
         if of != SvmAddress::NULL {
-            self.state.memory.check(of.0, 1)?;
+            self.state.memory.check(of.0, length.max(1))?;
         }
         Ok(address(of.0))
     }
@@ -335,9 +354,10 @@ impl Context<'_> {
         Ok(Bytes::of(list))
     }
 
-    /// A library has told these results.
-    pub(crate) fn told(&mut self, results: &[u8]) {
-        for result in results.chunks_exact(RESULT) {
+    /// A library has told so many results; those behind them are zeroes.
+    pub(crate) fn told(&mut self, results: &[u8], count: i32) {
+        let count = usize::try_from(count).unwrap_or_default();
+        for result in results.chunks_exact(RESULT).take(count) {
             let Some(opaque) = result.first_chunk::<OPAQUE>() else {
                 continue;
             };

@@ -465,7 +465,7 @@ pub(crate) fn cublasSetStream_v2(cx: &mut Context<'_>, call: &calls::CublasSetSt
 pub(crate) fn cublasSetWorkspace_v2(cx: &mut Context<'_>, call: &calls::CublasSetWorkspaceV2) -> Result<(), Failure> {
     let function = cx.libraries.cublas()?.cublasSetWorkspace_v2()?;
     let handle = cx.object(call.handle)?;
-    let workspace = cx.device(call.workspace)?;
+    let workspace = cx.device_of(call.workspace, call.workspace_size_in_bytes)?;
     // SAFETY: 1. the function has these types; 2. objects and addresses were looked up among the client's; 3. places and lists
     // have room for what it reads and writes, and live until it returns.
     let status = unsafe { function(handle, workspace, number(call.workspace_size_in_bytes)?) };

@@ -27,7 +27,7 @@ pub(crate) fn cublasLtMatmul(cx: &mut Context<'_>, call: &calls::CublasLtMatmul<
     let d = cx.device(call.d)?;
     let ddesc = cx.descriptor("cublasLtMatrixLayout_t", &call.ddesc)?;
     let algo = cx.opaque(call.algo.as_ref())?;
-    let workspace = cx.device(call.workspace)?;
+    let workspace = cx.device_of(call.workspace, call.workspace_size_in_bytes)?;
     let stream = cx.object(call.stream)?;
     // SAFETY: 1. the function has these types; 2. objects and addresses were looked up among the client's; 3. places and lists
     // have room for what it reads and writes, and live until it returns.
@@ -87,7 +87,7 @@ pub(crate) fn cublasLtMatmulAlgoGetHeuristic(
         )
     };
     check(status)?;
-    cx.told(heuristic_results_array.bytes());
+    cx.told(heuristic_results_array.bytes(), return_algo_count);
     cx.answer(&AnyReply::CublasLtMatmulAlgoGetHeuristic(
         calls::CublasLtMatmulAlgoGetHeuristicReply {
             status: 0,

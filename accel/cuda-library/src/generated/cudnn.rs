@@ -182,8 +182,8 @@ pub(crate) fn cudnnBatchNormalizationBackwardEx(
     let saved_mean = cx.device(call.saved_mean)?;
     let saved_inv_variance = cx.device(call.saved_inv_variance)?;
     let activation_desc = cx.descriptor("cudnnActivationDescriptor_t", &call.activation_desc)?;
-    let work_space = cx.device(call.work_space)?;
-    let reserve_space = cx.device(call.reserve_space)?;
+    let work_space = cx.device_of(call.work_space, call.work_space_size_in_bytes)?;
+    let reserve_space = cx.device_of(call.reserve_space, call.reserve_space_size_in_bytes)?;
     // SAFETY: 1. the function has these types; 2. objects and addresses were looked up among the client's; 3. places and lists
     // have room for what it reads and writes, and live until it returns.
     let status = unsafe {
@@ -336,8 +336,8 @@ pub(crate) fn cudnnBatchNormalizationForwardTrainingEx(
     let result_save_mean = cx.device(call.result_save_mean)?;
     let result_save_inv_variance = cx.device(call.result_save_inv_variance)?;
     let activation_desc = cx.descriptor("cudnnActivationDescriptor_t", &call.activation_desc)?;
-    let workspace = cx.device(call.workspace)?;
-    let reserve_space = cx.device(call.reserve_space)?;
+    let workspace = cx.device_of(call.workspace, call.work_space_size_in_bytes)?;
+    let reserve_space = cx.device_of(call.reserve_space, call.reserve_space_size_in_bytes)?;
     // SAFETY: 1. the function has these types; 2. objects and addresses were looked up among the client's; 3. places and lists
     // have room for what it reads and writes, and live until it returns.
     let status = unsafe {
@@ -406,7 +406,7 @@ pub(crate) fn cudnnConvolutionBackwardData(
     let dy_desc = cx.descriptor("cudnnTensorDescriptor_t", &call.dy_desc)?;
     let dy = cx.device(call.dy)?;
     let conv_desc = cx.descriptor("cudnnConvolutionDescriptor_t", &call.conv_desc)?;
-    let work_space = cx.device(call.work_space)?;
+    let work_space = cx.device_of(call.work_space, call.work_space_size_in_bytes)?;
     let beta = Scalar::new(&call.beta)?;
     let dx_desc = cx.descriptor("cudnnTensorDescriptor_t", &call.dx_desc)?;
     let dx = cx.device(call.dx)?;
@@ -446,7 +446,7 @@ pub(crate) fn cudnnConvolutionBackwardFilter(
     let dy_desc = cx.descriptor("cudnnTensorDescriptor_t", &call.dy_desc)?;
     let dy = cx.device(call.dy)?;
     let conv_desc = cx.descriptor("cudnnConvolutionDescriptor_t", &call.conv_desc)?;
-    let work_space = cx.device(call.work_space)?;
+    let work_space = cx.device_of(call.work_space, call.work_space_size_in_bytes)?;
     let beta = Scalar::new(&call.beta)?;
     let dw_desc = cx.descriptor("cudnnFilterDescriptor_t", &call.dw_desc)?;
     let dw = cx.device(call.dw)?;
@@ -486,7 +486,7 @@ pub(crate) fn cudnnConvolutionForward(
     let w_desc = cx.descriptor("cudnnFilterDescriptor_t", &call.w_desc)?;
     let w = cx.device(call.w)?;
     let conv_desc = cx.descriptor("cudnnConvolutionDescriptor_t", &call.conv_desc)?;
-    let work_space = cx.device(call.work_space)?;
+    let work_space = cx.device_of(call.work_space, call.work_space_size_in_bytes)?;
     let beta = Scalar::new(&call.beta)?;
     let y_desc = cx.descriptor("cudnnTensorDescriptor_t", &call.y_desc)?;
     let y = cx.device(call.y)?;

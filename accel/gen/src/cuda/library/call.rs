@@ -108,7 +108,11 @@ impl Writer<'_> {
                 name.clone()
             }
             Kind::Svm { .. } => {
-                _ = writeln!(parts.before, "    let {name} = cx.device(call.{name})?;");
+                let checked = match self.size_of(param) {
+                    Some(size) => format!("cx.device_of(call.{name}, call.{size})?"),
+                    None => format!("cx.device(call.{name})?"),
+                };
+                _ = writeln!(parts.before, "    let {name} = {checked};");
                 name.clone()
             }
             Kind::Properties {
@@ -159,6 +163,26 @@ impl Writer<'_> {
         }
     }
 
+    /// The parameter that says how many bytes there are at an address: the next one, if it is a size by its name.
+    fn size_of(&self, param: &Param) -> Option<&str> {
+        let next = self.behind(param)?;
+        let is_size = matches!(
+            &next.kind,
+            Kind::Scalar {
+                element: Element::U64,
+                ..
+            }
+        ) && next.name.ends_with("size_in_bytes");
+        is_size.then_some(next.name.as_str())
+    }
+
+    /// The next parameter.
+    fn behind(&self, param: &Param) -> Option<&Param> {
+        let mut params = self.command.params.iter();
+        params.find(|other| other.name == param.name)?;
+        params.next()
+    }
+
     fn c_type_of(&self, param: &Param) -> String {
         let params = self
             .function
@@ -205,7 +229,9 @@ impl Writer<'_> {
             factors.join(" * ")
         );
         if self.c_type_of(param) == "cublasLtMatmulHeuristicResult_t" {
-            _ = writeln!(parts.after, "    cx.told({name}.bytes());");
+            // How many it has told stands behind.
+            let count = self.behind(param).map_or("", |count| &count.name);
+            _ = writeln!(parts.after, "    cx.told({name}.bytes(), {count});");
         }
         _ = writeln!(parts.reply, "        {name}: List::new({name}.bytes()),");
         format!("{name}.place()")
