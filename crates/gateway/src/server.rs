@@ -30,8 +30,10 @@ use crate::router::{Target, target};
 use crate::sampler;
 use crate::tls::Tls;
 
-/// How long the head of a request may take to come.
-const HEAD: Duration = Duration::from_secs(30);
+/// How long the head of a request may take to come, from the end of the request before on. Clients keep connections for later requests, up
+/// to 90 s (reqwest, in the SDK for Python): a connection that ends here before it ends there may end just when it is used again, and the
+/// client's request with it.
+const HEAD: Duration = Duration::from_secs(120);
 
 /// The largest head of a request, and the most fields in it.
 const MAX_HEAD: usize = 64 << 10;
