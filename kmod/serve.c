@@ -85,7 +85,8 @@ static void look_at_time(struct work_struct *work)
 
 	/* Another CPU's counter may be ahead of this one's by a little. */
 	if (since && (s64)(rdtsc() - since) > (s64)server->budget) {
-		WRITE_ONCE(server->late, true);
+		/* This run, and no other that has begun meanwhile. */
+		WRITE_ONCE(server->late, since);
 		/* Nothing of it goes as long as it is looked at: basalt_server_end(). */
 		basalt_pull_once(server->vcpu);
 	}
@@ -176,6 +177,8 @@ static struct file *freeze(struct basalt_vcpu *vcpu, u32 budget_us)
 	struct file *file;
 	long error;
 
+	if (vcpu->lost)
+		return ERR_PTR(-EIO);
 	if (vcpu->server)
 		return ERR_PTR(-EEXIST);
 	if (vm->identity)

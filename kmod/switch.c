@@ -75,7 +75,7 @@ static u64 notrace run(struct basalt_cpu *self, const struct basalt_vcpu *guest,
 	for (;;) {
 		/* As in basalt_svm_run(). */
 		asm volatile("clgi" : : : "memory");
-		if (is_over(self, guest, server) || READ_ONCE(server->late)) {
+		if (is_over(self, guest, server) || READ_ONCE(server->late) == READ_ONCE(server->since)) {
 			asm volatile("stgi" : : : "memory");
 			return is_over(self, guest, server) ? BASALT_ENTERED_INTERRUPTED : BASALT_ENTERED_LATE;
 		}
@@ -110,7 +110,6 @@ static void notrace bring(struct basalt_cpu *self, struct basalt_server *server)
 		server->vcpu->vmcb->control.tlb_ctl = TLB_CONTROL_FLUSH_ALL_ASID;
 	self->server = server->id;
 	WRITE_ONCE(server->cpu, cpu);
-	WRITE_ONCE(server->late, false);
 	/* Pairs with basalt_pull_once(). */
 	smp_store_release(&server->since, rdtsc());
 }

@@ -100,10 +100,10 @@ enum basalt_server_state {
  * @since: the time stamp counter at its entry, while it runs and @cpu says where; zero otherwise
  * @budget: for how long it may, in ticks of that
  * @asked: its user space knows what it asks
- * @late: it is to come out because that is over
+ * @late: the run that began then is to come out, because that is over
  * @stop: it is to come out because it ends
  * @period: how often its time is looked at, in jiffies
- * @watch: who looks, as long as there is a link
+ * @watch: who looks, from the first link until it ends
  * @ending: for @over, and for beginning to look
  * @over: its descriptor was closed: nobody is to look any more
  */
@@ -118,7 +118,7 @@ struct basalt_server {
 	u64 since;
 	u64 budget;
 	bool asked;
-	bool late;
+	u64 late;
 	bool stop;
 	unsigned long period;
 	struct delayed_work watch;
