@@ -277,7 +277,7 @@ fn await_completions(session: &mut Session<'_>, call: &AwaitCompletions) {
     // What a record has room for, or the place that the client gives.
     let inline = (accel_proto::INLINE as u64).max(call.reply.length).saturating_sub(8) / 8;
     let most = u64::from(call.most).min(inline).min(1024);
-    let patience = Duration::from_millis(call.milliseconds.into());
+    let patience = session.client.patience(Duration::from_millis(call.milliseconds.into()));
     let due = session
         .client
         .completions

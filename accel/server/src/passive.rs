@@ -18,7 +18,7 @@ use accel_window::{Greeting, Side, Window};
 use wire::packet::PacketSocket;
 use wire::ring::{Region, Word};
 
-use crate::Server;
+use crate::{Server, session};
 
 /// How long a machine that is no server yet waits before it says again that it sleeps.
 const AGAIN: Duration = Duration::from_millis(20);
@@ -72,12 +72,17 @@ impl Bells {
 struct Client {
     /// Its connection is over when this is dropped.
     kept: PacketSocket,
+    /// What its threads wait for.
+    known: Arc<session::Client>,
     thread: JoinHandle<()>,
 }
 
 impl Client {
     fn end(self) {
         drop(self.kept);
+        // By this thread: the client's own would look for the end by a timer when all of its threads wait in the back end.
+        self.known.completions.end();
+        self.known.abandon();
         if self.thread.join().is_err() {
             log::error!("a client's thread has panicked");
         }
@@ -187,9 +192,10 @@ impl Place {
         });
         let (kept, watched) = pair?;
         let connection = agreed.serve(Some(made), Vec::new(), watched)?;
-        let server = Arc::clone(&self.server);
+        let known = Arc::new(self.server.client(&connection));
+        let (server, its) = (Arc::clone(&self.server), Arc::clone(&known));
         let serve = move || {
-            if let Err(error) = server.serve_connection(connection) {
+            if let Err(error) = server.serve_known(connection, &its) {
                 log::warn!("a client's connection has ended: {error}");
             }
         };
@@ -198,7 +204,7 @@ impl Place {
             what: "start a thread for a client",
             source,
         })?;
-        Ok(Some((Client { kept, thread }, agreed.pairs)))
+        Ok(Some((Client { kept, known, thread }, agreed.pairs)))
     }
 
     fn know_bells(&self, window: &Window, pairs: u32) -> Result<(), Error> {

@@ -19,7 +19,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use accel_proto::{Arguments, Limits, Record, Span};
-use accel_transport::{Error, Meeting, ServerConnection, ServerEnd, Settings, accept};
+use accel_transport::{Error, Meeting, ServerConnection, ServerEnd, Settings, Transport, accept};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use wire::packet::PacketSocket;
 
@@ -323,19 +323,25 @@ impl Server {
     ///
     /// How the client broke the protocol.
     pub fn serve_connection(&self, connection: ServerConnection) -> Result<(), Error> {
+        let client = Arc::new(self.client(&connection));
+        self.serve_known(connection, &client)
+    }
+
+    /// The same of a client that somebody else knows, too.
+    pub(crate) fn serve_known(&self, connection: ServerConnection, client: &Arc<Client>) -> Result<(), Error> {
         match self.count() {
-            Some(counted) => {
-                let client = Arc::new(self.client(&connection));
-                self.serve_counted(connection, &client, || (), counted)
-            }
+            Some(counted) => self.serve_counted(connection, client, || (), counted),
             None => Ok(()),
         }
     }
 
     /// A client of a connection, of which nothing is there yet.
-    fn client(&self, connection: &ServerConnection) -> Client {
+    pub(crate) fn client(&self, connection: &ServerConnection) -> Client {
         let (backend, tenant) = (Arc::clone(&self.backend), Arc::clone(&self.tenant));
-        Client::new(backend, tenant, connection.window.clone())
+        let mut client = Client::new(backend, tenant, connection.window.clone());
+        // A server that its clients enter has none.
+        client.has_timers = connection.transport != Transport::Enter;
+        client
     }
 
     /// Serves a client that can be saved: a new one, or one that was. What `known` gives is dropped when no thread works for it any more.

@@ -56,6 +56,8 @@ pub(crate) struct Client {
     pub(crate) completions: Arc<Completions>,
     pub(crate) svm: Svm,
     abandoned: AtomicBool,
+    /// Waits end when their time is over: not where its machine is frozen, to which no interrupt comes.
+    pub(crate) has_timers: bool,
     /// Calls that make objects are kept, in this order, where the client can be saved.
     pub(crate) order: Option<Order>,
     /// Why it cannot be all the same.
@@ -79,6 +81,7 @@ impl Client {
             completions: Arc::default(),
             svm: Svm::default(),
             abandoned: AtomicBool::new(false),
+            has_timers: true,
             order: None,
             unsaved: OnceLock::new(),
             cuda: Mutex::default(),
@@ -118,14 +121,14 @@ impl Client {
     /// The client is gone, and sets no event any more: what waits for one of its events goes on. May be called again.
     pub(crate) fn abandon(&self) {
         self.abandoned.store(true, Ordering::SeqCst);
-        let events: Vec<Held> = match self.tables().get(Sort::Event as usize) {
-            Some(table) => table.all().collect(),
-            None => Vec::new(),
-        };
+        let events: Option<Vec<Held>> = self
+            .tables()
+            .get(Sort::Event as usize)
+            .map(|table| table.all().collect());
         let Ok(function) = self.backend.api.clSetUserEventStatus() else {
             return;
         };
-        for event in events {
+        for event in events.unwrap_or_default() {
             if matches!(event.state, State::UserEvent) {
                 // SAFETY: 1. the event is one of the user's and is held. One that is set already is an error, which is nothing here.
                 _ = unsafe { function(event.raw(), ABANDONED) };

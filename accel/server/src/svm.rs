@@ -241,7 +241,7 @@ impl Session<'_> {
         svm.sweep(self.client, Duration::ZERO);
         quota
             .charge(bytes)
-            .or_else(|refused| match svm.sweep(self.client, PATIENCE) {
+            .or_else(|refused| match svm.sweep(self.client, self.client.patience(PATIENCE)) {
                 true => quota.charge(bytes),
                 false => Err(refused),
             })
@@ -249,6 +249,11 @@ impl Session<'_> {
 }
 
 impl Client {
+    /// How long may be waited in place of so long: not at all where no timer would end it.
+    pub(crate) fn patience(&self, most: Duration) -> Duration {
+        if self.has_timers { most } else { Duration::ZERO }
+    }
+
     /// Events that are complete when all is done that the client's queues have now, also those that it has released; nothing if the back end
     /// has no such events.
     pub(crate) fn markers(&self) -> Option<Vec<Held>> {

@@ -4,12 +4,15 @@
 #[allow(dead_code, reason = "each test uses what it needs")]
 mod support;
 
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use accel_proto::Span;
+use accel_proto::control::AwaitCompletions;
 use accel_proto::opencl::Finish;
 use accel_server::{Backend, Server, serve_passive};
 use accel_transport::{ClientConnection, Enter, Entered, Error, Offer, Protocol, Transport, connect_by_entering};
@@ -79,9 +82,16 @@ impl Enter for Cpu {
     }
 }
 
+/// A file that nobody else may write.
+fn memory() -> File {
+    let window = base::memfd::sized("window", WINDOW).unwrap();
+    window.set_permissions(Permissions::from_mode(0o600)).unwrap();
+    window
+}
+
 /// A server of a window, and where it runs.
 fn start_passive() -> (Arc<Cpu>, File) {
-    let window = base::memfd::sized("window", WINDOW).unwrap();
+    let window = memory();
     (serve(&window), window)
 }
 
@@ -162,8 +172,40 @@ fn the_next_client_finds_nothing_of_the_last_one_whether_or_not_that_has_said_so
 }
 
 #[test]
+fn a_window_that_others_could_shrink_is_not_taken() {
+    let (cpu, window) = start_passive();
+    for mode in [0o620, 0o602, 0o666] {
+        window.set_permissions(Permissions::from_mode(mode)).unwrap();
+        let refused = enter(&cpu, &window, 1).unwrap_err().to_string();
+        assert!(refused.contains("chmod go-w"), "{mode:o}: {refused}");
+    }
+    window.set_permissions(Permissions::from_mode(0o644)).unwrap();
+    enter(&cpu, &window, 1).unwrap();
+}
+
+#[test]
+fn who_waits_for_callbacks_is_answered_without_a_timer() {
+    let (cpu, window) = start_passive();
+    let mut connection = enter(&cpu, &window, 1).unwrap();
+    let mut thread = threads(&mut connection).remove(0);
+    let call = AwaitCompletions {
+        most: 8,
+        milliseconds: 500,
+        reply: Span { offset: 0, length: 0 },
+    };
+    let took = |_| {
+        let begun = Instant::now();
+        thread.ask(&call);
+        begun.elapsed()
+    };
+    // Of several, as a test may have to wait for a processor.
+    let least = (0..4).map(took).min().unwrap();
+    assert!(least < Duration::from_millis(400), "the server has waited: {least:?}");
+}
+
+#[test]
 fn who_asks_before_there_is_a_server_is_answered() {
-    let window = base::memfd::sized("window", WINDOW).unwrap();
+    let window = memory();
     let region = accel_window::map(&window).unwrap();
     let greeting = Greeting::of(&region).unwrap();
     let number = greeting.ask(2);

@@ -393,7 +393,7 @@ impl Agreement {
     }
 
     /// Makes the window in memory that a client in a guest has as a file; the arena is what is left of it. Nobody else has the memory as
-    /// a server, and the client does not have it yet.
+    /// a server. A client that enters has it already, and may write meanwhile: it is looked at as every client's memory is.
     ///
     /// # Errors
     /// The memory is too small; no thread can be had that holds it.

@@ -38,6 +38,9 @@ const CALL_WAIT: u64 = 0x6261_7361_746c_0001;
 const SHORTEST: Duration = Duration::from_micros(20);
 const LONGEST: Duration = Duration::from_millis(1);
 
+/// Bits of a file's mode: its group or others may write it, and so shrink it.
+const WRITTEN_BY_OTHERS: u32 = 0o022;
+
 /// How often one that only lets records go enters a server that is at work for another before it leaves them to the next call.
 const ATTEMPTS: u32 = 64;
 
@@ -229,14 +232,17 @@ pub(crate) struct Taken {
 }
 
 impl Taken {
-    /// A file of root's, or of who is the same user: whoever shrank it would end this process (SIGBUS). Who has it is known by a lock, which
+    /// A file of root's, or of who is the same user, which nobody else may write: whoever shrank it would end this process (SIGBUS). Who has it is known by a lock, which
     /// goes with the process.
     fn new(file: OwnedFd, enter: Arc<dyn Enter>) -> Result<(Self, wire::ring::Region), Error> {
-        let owner = rustix::fs::fstat(&file)
-            .map_err(Error::io("ask whose the window is"))?
-            .st_uid;
+        let told = rustix::fs::fstat(&file).map_err(Error::io("ask whose the window is"))?;
+        let owner = told.st_uid;
         if !may_shrink(rustix::fs::Uid::from_raw(owner), rustix::process::geteuid()) {
             return Err(Protocol::Refused(format!("the window is of user {owner}, who could shrink it")).into());
+        }
+        if told.st_mode & WRITTEN_BY_OTHERS != 0 {
+            let reason = "others can shrink the window: take write permission from group and others (chmod go-w)";
+            return Err(Protocol::Refused(reason.to_owned()).into());
         }
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => (),

@@ -35,7 +35,7 @@ pub use end::{ClientEnd, Counters, ServerEnd};
 pub use enter::{Enter, Entered, Link, connect_by_entering, run_when_others_sleep, wait_to_be_entered};
 pub use error::{Error, Protocol};
 pub use greeting::Agreement;
-pub use place::Place;
+pub use place::{Place, may_be_linked};
 pub use remote::{Address, AddressError, Meeting, connect_remote};
 pub use ring_end::Position;
 pub use signal::{FutexSignal, Signal, SocketSignal};

@@ -141,8 +141,9 @@ impl Place {
     }
 }
 
-/// Whether the instruction by which a server is entered is one: elsewhere it would end the program.
-fn may_be_linked() -> bool {
+/// Whether the instruction by which a server is entered, and waits to be, is one: elsewhere it would end the program.
+#[must_use]
+pub fn may_be_linked() -> bool {
     use std::arch::x86_64::__cpuid;
     let vendor = __cpuid(0);
     let amd = [vendor.ebx, vendor.edx, vendor.ecx] == [*b"Auth", *b"enti", *b"cAMD"].map(u32::from_le_bytes);
