@@ -53,7 +53,7 @@ fn host(host: &Host) -> Result<()> {
         "on null: {said}"
     );
     daemon.ok(&["rm", "-f", "null"])?;
-    let output = daemon.run(&["run", "--rm", "-v", &volume, daemon.image(), "--", "/cuda/saxpy"])?;
+    let output = daemon.run(&["run", "-v", &volume, daemon.image(), "--", "/cuda/saxpy"])?;
     expect_code(&output, 127).context("without an accelerator")?;
     daemon.end()
 }
