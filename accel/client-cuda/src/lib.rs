@@ -24,6 +24,7 @@ mod descriptor;
 mod fatbin;
 mod generated;
 mod handles;
+mod layout;
 mod memory;
 mod nccl;
 mod nvml;

@@ -10,7 +10,7 @@
 //! first launch.
 #![allow(unsafe_code, reason = "a kernel's name is a string of the program's")]
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ffi::CStr;
 use std::sync::{Arc, Mutex};
 
@@ -26,6 +26,7 @@ use crate::generated::values::{
     cudaErrorInvalidDeviceFunction, cudaErrorInvalidSymbol, cudaErrorInvalidValue, cudaErrorMemoryAllocation,
     cudaErrorNotSupported,
 };
+pub(crate) use crate::layout::Layout;
 use crate::lock;
 use crate::memory;
 use crate::reserved;
@@ -34,21 +35,10 @@ use crate::stub::{self, Failure};
 /// Names of kernels begin here; those of all other objects are below it and count up from 1 024, so that a process that makes a thousand a
 /// second meets this in twelve days.
 const FIRST: u32 = 1 << 30;
-/// A kernel's parameters have at most 32 764 bytes (PTX 8.1 on; 4 352 before), and so no more of them.
-const MOST_ARGUMENTS: u32 = 32_764;
 /// So many places and sizes are asked for: with their counts they fit into a message.
 const MOST_PARAMETERS: u32 = 4096;
 /// A fat binary goes to the server in pieces of so many bytes, of which several are in the smallest arena.
 const PIECE: usize = 256 << 10;
-
-/// Where a kernel's parameters are in its arguments.
-#[derive(Debug, Default)]
-pub(crate) struct Layout {
-    /// Bytes of all.
-    pub(crate) size: usize,
-    /// Begin and length of each.
-    pub(crate) parameters: Vec<(usize, usize)>,
-}
 
 #[derive(Debug, Default)]
 struct Module {
@@ -63,6 +53,8 @@ struct Module {
     has_managed: bool,
     /// Indices of its variables.
     variables: Vec<usize>,
+    /// Where the server has said that variables of it are.
+    places: BTreeSet<u64>,
 }
 
 #[derive(Debug)]
@@ -147,6 +139,8 @@ pub(crate) fn unload(module: usize) -> Result<(), Failure> {
     if !connection.device.says_addresses {
         return Ok(());
     }
+    // Before the server hears of it: then it may put something else there.
+    lock(&REGISTRY).get_or_insert_default().forget_places(module);
     connection.send(&BasaltModuleUnload {
         module: Handle::from_raw(name),
     })
@@ -251,8 +245,10 @@ pub(crate) fn global(module: usize, name: &CStr) -> Result<(u64, u64), Failure> 
     }
     let mut registry = lock(&REGISTRY);
     let registry = registry.get_or_insert_default();
-    let module = registry.tell_module(connection, module)?;
-    ask_variable(connection, module.ok_or(Failure::Code(cudaErrorInvalidValue))?, name)
+    let told = registry.tell_module(connection, module)?;
+    let (address, size) = ask_variable(connection, told.ok_or(Failure::Code(cudaErrorInvalidValue))?, name)?;
+    registry.note_place(module, address);
+    Ok((address, size))
 }
 
 /// Where a variable of a module is that the server knows, and its size. What the server has put somewhere, nothing of this process may have.
@@ -325,6 +321,9 @@ pub(crate) fn variable(host: usize) -> Result<(u64, u64), Failure> {
         let module = registry.tell_module(connection, of.module)?.ok_or(unknown)?;
         let told = ask_variable(connection, module, text(of.name));
         let (address, size) = told.inspect_err(|failure| not_usable("variable", of.name, *failure))?;
+        if connection.device.says_addresses {
+            registry.note_place(of.module, address);
+        }
         if size != of.size {
             return Err(unknown);
         }
@@ -376,6 +375,25 @@ impl Registry {
 
     fn module_mut(&mut self, module: usize) -> Option<&mut Module> {
         self.modules.get_mut(module.checked_sub(1)?)
+    }
+
+    /// The server has said that a variable of a module is there.
+    fn note_place(&mut self, module: usize, address: u64) {
+        if let Some(found) = self.module_mut(module) {
+            found.places.insert(address);
+        }
+    }
+
+    /// A module's variables are no more where the server has said that they are. The addresses stay reserved, as those of allocations do.
+    fn forget_places(&mut self, module: usize) {
+        let Some(found) = self.module_mut(module) else {
+            return;
+        };
+        let places = std::mem::take(&mut found.places);
+        places.into_iter().for_each(memory::forget_variable);
+        for variable in self.variables.iter_mut().filter(|variable| variable.module == module) {
+            (variable.is_known, variable.address) = (false, None);
+        }
     }
 
     /// Tells the server of a module, if it does not know it; its name there. Nothing if the program has none of that number.
@@ -465,47 +483,6 @@ fn data(connection: &Connection, module: u32, container: &[u8]) -> Result<(), Fa
     Ok(())
 }
 
-impl Layout {
-    /// From what the server told: the size of all, how many there are, and where each is. What contradicts itself is not copied by.
-    fn new((size, count, places): (u32, u32, Vec<(u32, u32)>)) -> Result<Self, Failure> {
-        let is_within = |(begin, length): &(u32, u32)| begin.checked_add(*length).is_some_and(|end| end <= size);
-        let is_whole = u32::try_from(places.len()) == Ok(count);
-        if size > MOST_ARGUMENTS || !is_whole || !places.iter().all(is_within) {
-            return Err(Failure::Gone);
-        }
-        let index = |number: u32| usize::try_from(number).unwrap_or(usize::MAX);
-        let parameters = places.into_iter().map(|(begin, length)| (index(begin), index(length)));
-        Ok(Self {
-            size: index(size),
-            parameters: parameters.collect(),
-        })
-    }
-
-    /// The arguments of a launch as the kernel has them.
-    ///
-    /// # Safety
-    ///
-    /// At `arguments` is NULL, or as many addresses as there are parameters, each NULL or with the parameter's bytes behind it.
-    pub(crate) unsafe fn gather(&self, arguments: *mut *mut std::ffi::c_void) -> Result<Vec<u8>, Failure> {
-        let mut bytes = vec![0; self.size];
-        if arguments.is_null() && !self.parameters.is_empty() {
-            return Err(Failure::Code(cudaErrorInvalidValue));
-        }
-        for (index, &(begin, length)) in self.parameters.iter().enumerate() {
-            // SAFETY: 1. there are as many addresses as parameters.
-            let place = unsafe { arguments.wrapping_add(index).read_unaligned() };
-            if place.is_null() {
-                return Err(Failure::Code(cudaErrorInvalidValue));
-            }
-            if let Some(to) = bytes.get_mut(begin..begin + length) {
-                // SAFETY: 1. the program has a parameter's bytes there; 2. `to` is as long, and this function's own.
-                unsafe { place.cast::<u8>().copy_to_nonoverlapping(to.as_mut_ptr(), length) };
-            }
-        }
-        Ok(bytes)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -531,36 +508,16 @@ mod tests {
     }
 
     #[test]
-    fn arguments_are_gathered_as_the_layout_has_them() {
-        let layout = Layout::new((24, 3, vec![(0, 4), (8, 8), (16, 3)])).unwrap();
-        let (mut one, mut two, mut three) = (0x0403_0201_u32, 0x1122_3344_5566_7788_u64, [9_u8, 8, 7]);
-        let mut places = [(&raw mut one).cast(), (&raw mut two).cast(), (&raw mut three).cast()];
-        // SAFETY: 1. there are three addresses, each of as many bytes as its parameter.
-        let bytes = unsafe { layout.gather(places.as_mut_ptr()) }.unwrap();
-        assert_eq!(bytes[..8], [1, 2, 3, 4, 0, 0, 0, 0]);
-        assert_eq!(bytes[8..16], two.to_le_bytes());
-        assert_eq!(bytes[16..], [9, 8, 7, 0, 0, 0, 0, 0]);
-        places[1] = std::ptr::null_mut();
-        // SAFETY: 1. the same, and one is NULL.
-        let refused = unsafe { layout.gather(places.as_mut_ptr()) };
-        assert_eq!(refused, Err(Failure::Code(1)));
-        // SAFETY: 1. NULL is allowed.
-        let refused = unsafe { layout.gather(std::ptr::null_mut()) };
-        assert_eq!(refused, Err(Failure::Code(1)));
-        // SAFETY: 1. the same.
-        let none = unsafe { Layout::default().gather(std::ptr::null_mut()) };
-        assert_eq!(none, Ok(Vec::new()));
-    }
-
-    #[test]
-    fn a_layout_that_contradicts_itself_is_refused() {
-        for wrong in [
-            (8, 1, vec![(4, 8)]),
-            (8, 1, vec![(u32::MAX, 1)]),
-            (8, 2, vec![(0, 4)]),
-            (MOST_ARGUMENTS + 4, 0, vec![]),
-        ] {
-            assert_eq!(Layout::new(wrong.clone()).unwrap_err(), Failure::Gone, "{wrong:?}");
-        }
+    fn where_variables_of_a_module_were_something_else_can_be_found() {
+        let module = add_module(0);
+        // Where nothing else of this process' is noted.
+        let at = 0x0234_5678_0000;
+        memory::insert(at + 4096, 64, memory::Kind::Variable);
+        let mut registry = lock(&REGISTRY);
+        let registry = registry.get_or_insert_default();
+        registry.note_place(module, at + 4096);
+        registry.forget_places(module);
+        memory::insert(at, 8192, memory::Kind::Device);
+        assert_eq!(memory::find(at + 5000), Some((memory::Kind::Device, 8192 - 5000)));
     }
 }
