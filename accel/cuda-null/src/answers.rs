@@ -77,8 +77,12 @@ const FUNCTION: [u8; 144] = {
 
 /// One algorithm, the first, without a workspace: what cuDNN tells of convolutions.
 const CONVOLUTION: [u8; 48] = [0; 48];
-/// The same of cublasLt: an algorithm of 64 bytes, its workspace, a state of success, waves, and what is reserved.
-const PRODUCT: [u8; 96] = [0; 96];
+/// The same of cublasLt: an algorithm of 64 bytes, of which one is not zero, its workspace, a state of success, waves, and what is reserved.
+const PRODUCT: [u8; 96] = {
+    let mut bytes = [0; 96];
+    bytes[0] = 1;
+    bytes
+};
 
 /// The answer to a call that succeeds; the client has so many bytes of memory, and may have so many in all.
 #[must_use]

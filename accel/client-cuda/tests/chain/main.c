@@ -303,6 +303,10 @@ static void errors(const char *program)
 	in_child(program, "no-handle");
 	in_child(program, "no-module");
 	in_child(program, "no-algorithm");
+	in_child(program, "nothing-set");
+	in_child(program, "not-returned");
+	in_child(program, "short-workspace");
+	in_child(program, "many-handles");
 }
 
 static void outside(void)
@@ -329,6 +333,61 @@ static void no_algorithm(void)
 	IS(cublasLtMatrixLayoutCreate(&layout, 0, 8, 8, 8), 0);
 	/* One that no heuristic has told: a library would take its bytes for its own. */
 	IS(cublasLtMatmul(NULL, desc, &one, m, layout, m, layout, &one, m, layout, m, layout, algorithm, NULL, 0, NULL), 0);
+	IS(cudaDeviceSynchronize(), 999);
+}
+
+/* Wherever that is; the libraries are not asked. */
+static void nothing_set(void)
+{
+	IS(cudaMemset(NULL, 7, 0), 0);
+	IS(cudaDeviceSynchronize(), 0);
+	IS(cudaMemsetAsync(NULL, 7, 0, NULL), 0);
+	IS(cudaDeviceSynchronize(), 0);
+	IS(cudaMemset2D(NULL, 512, 7, 0, 8), 0);
+	IS(cudaDeviceSynchronize(), 0);
+}
+
+/* Two results are asked for and one is returned; there are zeroes for the other. */
+static void not_returned(void)
+{
+	void *handle, *m, *desc, *layout, *preference;
+	float one = 1;
+	char results[2][96], zeroes[64] = { 0 };
+	int found = -1;
+	IS(cublasCreate_v2(&handle), 0);
+	IS(cudaMalloc(&m, 4096), 0);
+	IS(cublasLtMatmulDescCreate(&desc, 68, 0), 0);
+	IS(cublasLtMatrixLayoutCreate(&layout, 0, 8, 8, 8), 0);
+	IS(cublasLtMatmulPreferenceCreate(&preference), 0);
+	IS(cublasLtMatmulAlgoGetHeuristic(handle, desc, layout, layout, layout, layout, preference, 2, results, &found), 0);
+	IS(found, 1);
+	IS(memcmp(results[0], zeroes, 64) != 0, 1);
+	IS(cublasLtMatmul(handle, desc, &one, m, layout, m, layout, &one, m, layout, m, layout, zeroes, NULL, 0, NULL), 0);
+	IS(cudaDeviceSynchronize(), 999);
+}
+
+static void short_workspace(void)
+{
+	void *handle, *m;
+	IS(cublasCreate_v2(&handle), 0);
+	IS(cudaMalloc(&m, 4096), 0);
+	IS(cublasSetWorkspace_v2(handle, m, 4096), 0);
+	IS(cublasSetWorkspace_v2(handle, NULL, 1 << 20), 0);
+	IS(cudaDeviceSynchronize(), 0);
+	IS(cublasSetWorkspace_v2(handle, m, 4097), 0);
+	IS(cudaDeviceSynchronize(), 999);
+}
+
+static void many_handles(void)
+{
+	void *handle;
+	for (int made = 0; made < 64; made++)
+		IS(cublasCreate_v2(&handle), 0);
+	IS(cudaDeviceSynchronize(), 0);
+	IS(cublasDestroy_v2(handle), 0);
+	IS(cublasCreate_v2(&handle), 0);
+	IS(cudaDeviceSynchronize(), 0);
+	IS(cublasCreate_v2(&handle), 0);
 	IS(cudaDeviceSynchronize(), 999);
 }
 
@@ -372,6 +431,14 @@ int main(int argc, char **argv)
 		IS(cudaLibraryGetKernel(&a, (void *)77, "kernel"), 1);
 	} else if (strcmp(what, "no-algorithm") == 0) {
 		no_algorithm();
+	} else if (strcmp(what, "nothing-set") == 0) {
+		nothing_set();
+	} else if (strcmp(what, "not-returned") == 0) {
+		not_returned();
+	} else if (strcmp(what, "short-workspace") == 0) {
+		short_workspace();
+	} else if (strcmp(what, "many-handles") == 0) {
+		many_handles();
 	} else if (strcmp(what, "left") == 0) {
 		left();
 	} else {
