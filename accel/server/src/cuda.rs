@@ -192,7 +192,7 @@ fn carry_out(session: &mut Session<'_>, call: &AnyCall<'_>, waits: bool) -> Opti
             let answer: Option<&mut dyn FnMut(&accel_proto::cuda::AnyReply<'_>)> =
                 if waits { Some(&mut answer) } else { None };
             let done = metered(client, call, || {
-                state.carry_out(call, (&mut caller, client.gone()), answer)
+                state.carry_out(call, (&mut caller, &client.abandoned), answer)
             });
             let error = done.err()?;
             let level = if *logged < MOST_LOGGED {

@@ -55,7 +55,8 @@ pub(crate) struct Client {
     pub(crate) retired: Mutex<Vec<(Held, Option<Held>)>>,
     pub(crate) completions: Arc<Completions>,
     pub(crate) svm: Svm,
-    abandoned: AtomicBool,
+    /// Set when it is gone, for work that looks at it.
+    pub(crate) abandoned: AtomicBool,
     /// Waits end when their time is over: not where its machine is frozen, to which no interrupt comes.
     pub(crate) has_timers: bool,
     /// Calls that make objects are kept, in this order, where the client can be saved.
@@ -121,24 +122,22 @@ impl Client {
     /// The client is gone, and sets no event any more: what waits for one of its events goes on. May be called again.
     pub(crate) fn abandon(&self) {
         self.abandoned.store(true, Ordering::SeqCst);
-        let events: Option<Vec<Held>> = self
-            .tables()
+        let tables = self.tables();
+        let events: Vec<Held> = tables
             .get(Sort::Event as usize)
-            .map(|table| table.all().collect());
+            .into_iter()
+            .flat_map(Table::all)
+            .collect();
+        drop(tables);
         let Ok(function) = self.backend.api.clSetUserEventStatus() else {
             return;
         };
-        for event in events.unwrap_or_default() {
+        for event in events {
             if matches!(event.state, State::UserEvent) {
                 // SAFETY: 1. the event is one of the user's and is held. One that is set already is an error, which is nothing here.
                 _ = unsafe { function(event.raw(), ABANDONED) };
             }
         }
-    }
-
-    /// Set when it is gone, for work that looks at it.
-    pub(crate) fn gone(&self) -> &AtomicBool {
-        &self.abandoned
     }
 
     /// Whether it is gone.
@@ -171,10 +170,8 @@ impl Client {
     }
 
     fn clear(&self, sort: Sort) -> Vec<Arc<Object>> {
-        self.tables_mut()
-            .get_mut(sort as usize)
-            .map(Table::clear)
-            .unwrap_or_default()
+        let mut tables = self.tables_mut();
+        tables.get_mut(sort as usize).map(Table::clear).unwrap_or_default()
     }
 
     /// Waits until a queue's commands are complete; whether that was possible.

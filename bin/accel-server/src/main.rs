@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use accel_server::{Backend, Server};
 use accel_transport::tls;
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use base::ByteSize;
 
 use crate::guest::Inherited;
@@ -63,14 +63,17 @@ fn serve(options: &Options) -> Result<()> {
         }
         Place::Passive(paths) => {
             observe::logger::init("basalt-accel-server: ", options.log_level)?;
+            if !accel_transport::may_be_linked() {
+                bail!(
+                    "--passive is for a guest on an AMD processor, of a sandbox of the class `bare`; use --socket here"
+                );
+            }
             let open = |path: &PathBuf| {
                 let file = File::options().read(true).write(true).open(path);
                 file.with_context(|| format!("cannot open the window {}", path.display()))
             };
             let windows = paths.iter().map(open).collect::<Result<Vec<_>>>()?;
-            let control = control(options)?.map(|control| (control, 0));
-            let control = control.as_ref().map(|(control, restarts)| (control, *restarts));
-            let server = server(options, options.backend.open()?, control)?;
+            let server = server(options, options.backend.open()?, None)?;
             // What would come from a disk later never comes: it takes an interrupt. Memory that comes later is none of a disk's.
             rustix::mm::mlockall(rustix::mm::MlockAllFlags::CURRENT)
                 .context("cannot keep all of this program in memory; run it as root")?;

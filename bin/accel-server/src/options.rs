@@ -245,6 +245,11 @@ fn parse_from(mut parser: lexopt::Parser) -> Result<Command> {
     // Whoever asks wants to know.
     limits.measures_time = control.is_some();
     let place = place((socket, passive), remote, fds, jail.is_some())?;
+    if matches!(place, Place::Passive(_))
+        && (limits.arbiter.is_some() || limits.in_flight.is_some() || control.is_some())
+    {
+        bail!("--passive: nothing waits for time there; leave out --arbiter, --inflight and --control");
+    }
     if let Place::Guest(fds) = &place {
         inherit(fds, (&mut limits, control.as_deref()), jail.is_some())?;
     }

@@ -111,8 +111,11 @@ fn accept(listener: &OwnedFd, vm: &mut Vm) -> Result<Option<OwnedFd>> {
             vm.stop_for_space();
         }
         if ready.iter().any(|ready| ready.token == FROZEN) {
-            // The same.
-            vm.look_at_freezing();
+            vm.follow_freezing();
+            // What has come of it is left for the next driver, who gets the event.
+            if let Some(frozen) = vm.frozen_event() {
+                epoll.remove(frozen)?;
+            }
         }
         if ready.iter().all(|ready| ready.token != SOCKET) {
             continue;

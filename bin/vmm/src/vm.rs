@@ -136,6 +136,7 @@ impl Vm {
     /// Pauses a VM that runs and has a disk without space, so that its guest neither sees an error nor waits in its own time; why,
     /// if it was paused by this call.
     pub(crate) fn stop_for_space(&mut self) -> Option<StopReason> {
+        self.follow_freezing();
         let alarm = self.no_space.as_ref()?;
         alarm.event().consume();
         if self.state != VmState::Running {
@@ -145,6 +146,13 @@ impl Vm {
         let disks = alarm.disks();
         if let Some(machine) = &mut self.machine {
             machine.pause();
+            if machine.is_frozen() {
+                // Just then, as in `pause`.
+                if let Err(error) = machine.run() {
+                    log::error!("the thread of a frozen VM does not go on: {error}");
+                }
+                return None;
+            }
         }
         log::warn!(
             "the VM is paused: no space left on the host for what its guest writes ({})",

@@ -223,7 +223,7 @@ impl VmmClient {
     /// so: [`Event::Frozen`] tells when to ask again.
     ///
     /// # Errors
-    /// Refused where it cannot serve, or has not been started.
+    /// Refused where it cannot serve.
     pub fn freeze(&mut self, budget_us: u32) -> Result<Option<OwnedFd>, ClientError> {
         let (reply, mut fds) = self.call_for_fds(Request::Freeze(FreezeConfig { budget_us }), &[], None)?;
         match (reply, fds.pop(), fds.is_empty()) {

@@ -60,7 +60,7 @@ pub enum Request {
     /// Request that the guest does without so much of the memory that it boots with: a multiple of 4 KiB, less than that. It follows when it
     /// can, and need not come all the way: [`Info::balloon`] tells.
     ResizeBalloon(ByteSize),
-    /// Freeze the VM, which was started, when its guest says next that it waits to be entered ([`crate::servers`]): the answer is
+    /// Freeze the VM when its guest says next that it waits to be entered ([`crate::servers`]): the answer is
     /// [`Reply::Freezing`] until then, and afterwards, as often as it is asked with the same budget, [`Reply::Frozen`].
     Freeze(FreezeConfig),
     /// Let the guest enter a frozen VM, or not any more; in any state. The packet carries the server's descriptor.

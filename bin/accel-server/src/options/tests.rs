@@ -187,4 +187,9 @@ fn windows_of_clients_that_enter_are_all_that_there_is() {
             "{more:?}"
         );
     }
+    for more in [["--arbiter", "/c"], ["--inflight", "9"], ["--control", "/c"]] {
+        let words = [["--passive", "/a"], ["--backend", "null"], more].concat();
+        let refused = parsed(&words).unwrap_err().to_string();
+        assert!(refused.contains("nothing waits for time there"), "{more:?}: {refused}");
+    }
 }

@@ -45,7 +45,7 @@ impl Vm {
     }
 
     /// The vCPU's thread freezes it, when its guest says so.
-    pub(super) fn follow_freezing(&mut self) {
+    pub(crate) fn follow_freezing(&mut self) {
         if self.state == VmState::Running && self.is_frozen() {
             self.state = VmState::Frozen;
             // With its reservation: its CPU is Linux's when nobody has that any more.
