@@ -174,11 +174,11 @@ fn modules(libraries: &Libraries) {
     client.state.end(libraries, &mut client.left);
 }
 
-#[test]
 #[allow(
     unsafe_code,
     reason = "the library in this process is told by the environment that it has no server"
 )]
+#[test]
 fn whatever_calls_come_each_is_answered_and_nothing_is_left() {
     let linked = Linked::new("tests/chain/main.c");
     // SAFETY: 1. it is set by the one test of this process, which has no thread that reads the environment.
