@@ -40,6 +40,7 @@ pub(crate) fn from_machine(error: &MachineError) -> ApiError {
         MachineError::FunctionsLeave
         | MachineError::NoZeroedMemory(_)
         | MachineError::Frozen
+        | MachineError::FunctionsComing
         | MachineError::OtherBudget { .. }
         | MachineError::ServerLinks
         | MachineError::Linked => ErrorKind::WrongState,

@@ -144,13 +144,11 @@ impl Vm {
             return None;
         }
         let disks = alarm.disks();
-        if let Some(machine) = &mut self.machine {
-            machine.pause();
-            if machine.is_frozen() {
-                // Just then, as in `pause`.
-                if let Err(error) = machine.run() {
-                    log::error!("the thread of a frozen VM does not go on: {error}");
-                }
+        match self.machine.as_mut().map(Machine::try_pause).transpose() {
+            Ok(Some(true) | None) => {}
+            Ok(Some(false)) => return None,
+            Err(error) => {
+                log::error!("the thread of a frozen VM does not go on: {error}");
                 return None;
             }
         }
@@ -447,7 +445,7 @@ impl Vm {
     }
 
     fn attach(&mut self, device: &DeviceSpec, fds: Vec<OwnedFd>) -> Result<(), ApiError> {
-        self.not_frozen()?;
+        self.is_no_server()?;
         let machine = self.machine.as_mut();
         let machine = machine.filter(|machine| machine.end().is_none());
         let machine =
@@ -469,7 +467,7 @@ impl Vm {
     }
 
     fn detach(&mut self, id: &str) -> Result<(), ApiError> {
-        self.not_frozen()?;
+        self.is_no_server()?;
         let machine = self.machine.as_mut();
         let machine = machine.ok_or_else(|| refuse(ErrorKind::WrongState, "there is no VM"))?;
         machine.detach(id).map_err(|error| from_machine(&error))?;
@@ -537,13 +535,10 @@ impl Vm {
             return Ok(Reply::Done);
         }
         self.expect(VmState::Running, "pause")?;
-        if let Some(machine) = &mut self.machine {
-            machine.pause();
-            if machine.is_frozen() {
-                // Just then: its clients run it, whatever its own thread does, which is to answer what it asks.
-                machine.run().map_err(|error| from_machine(&error))?;
-                return Err(from_machine(&MachineError::Frozen));
-            }
+        if let Some(machine) = &mut self.machine
+            && !machine.try_pause().map_err(|error| from_machine(&error))?
+        {
+            return Err(from_machine(&MachineError::Frozen));
         }
         self.state = VmState::Paused;
         Ok(Reply::Done)

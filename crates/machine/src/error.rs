@@ -52,9 +52,12 @@ pub enum MachineError {
     IdentityMemory,
     /// What its vCPU's thread does, or not, is not what its guest does.
     #[error(
-        "the VM is frozen: its clients run it, and it can neither be paused nor saved nor changed; end it, and start another"
+        "the VM is frozen or about to be: its clients run it, and it can neither be paused nor saved nor changed; end it, and start another"
     )]
     Frozen,
+    /// A function would come to a guest that sees nothing come.
+    #[error("PCI functions of the host's come to the VM or leave it just now: try again in a moment")]
+    FunctionsComing,
     /// It was frozen otherwise.
     #[error(
         "the VM was frozen with a budget of {has:?}, which cannot become {budget:?}: ask with that one, or freeze another"

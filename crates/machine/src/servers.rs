@@ -127,7 +127,8 @@ impl Machine {
     /// at once. What others are linked to it by; `None` as long as it is not frozen. Whoever asks again may give another budget until then.
     ///
     /// # Errors
-    /// It has more than one vCPU, no translated memory, or links of its own; it was frozen with another budget.
+    /// It has more than one vCPU, no translated memory, links of its own, or functions of the host's that come or go just then; it was frozen
+    /// with another budget.
     pub fn freeze(&mut self, budget: Duration) -> Result<Option<OwnedFd>, MachineError> {
         if self.ram.identity_layout().is_some() {
             return Err(MachineError::IdentityServer);
@@ -138,12 +139,33 @@ impl Machine {
         if self.links.any() {
             return Err(MachineError::Linked);
         }
+        if self.maps_memory() {
+            return Err(MachineError::FunctionsComing);
+        }
         self.shared.freezing.ask(budget)
     }
 
     /// Whether it has no CPU any more.
     pub fn is_frozen(&self) -> bool {
         self.shared.freezing.is_frozen()
+    }
+
+    /// Whether it has no CPU any more, or will have none when its guest waits.
+    pub fn is_server(&self) -> bool {
+        self.shared.freezing.serves()
+    }
+
+    /// Pauses it, but for one that is frozen just then: its clients run it, whatever its own thread does, which is to answer what it asks.
+    /// Whether it is paused.
+    ///
+    /// # Errors
+    /// As [`Machine::run`], by which the thread of a frozen one goes on.
+    pub fn try_pause(&mut self) -> Result<bool, MachineError> {
+        self.pause();
+        match self.is_frozen() {
+            true => self.run().map(|()| false),
+            false => Ok(true),
+        }
     }
 
     /// Readable when it was to freeze, and has, or could not; until it is consumed.

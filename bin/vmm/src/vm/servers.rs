@@ -65,6 +65,14 @@ impl Vm {
         }
     }
 
+    /// Refuses what one cannot do that is frozen or will be: what comes to its bus from now on its guest might never see.
+    pub(super) fn is_no_server(&self) -> Result<(), ApiError> {
+        match self.machine.as_ref().is_some_and(Machine::is_server) {
+            true => Err(from_machine(&MachineError::Frozen)),
+            false => Ok(()),
+        }
+    }
+
     /// Whether its engine has servers; one that is frozen has no engine any more.
     fn has_servers(&self) -> Result<(), ApiError> {
         self.its_machine()?;

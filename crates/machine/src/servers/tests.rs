@@ -234,6 +234,20 @@ fn what_is_frozen_is_not_saved_although_its_thread_stands_still() {
 }
 
 #[test]
+fn what_is_frozen_is_not_paused_and_others_are() {
+    let (mut machine, knobs) = machine(1);
+    machine.run().unwrap();
+    assert!(!machine.is_server() && machine.freeze(BUDGET).unwrap().is_none());
+    assert!(machine.is_server(), "it is about to be");
+    assert!(machine.try_pause().unwrap() && machine.quiesced().is_some());
+    machine.run().unwrap();
+    knobs[0].wait();
+    soon("it does not freeze", || machine.is_frozen());
+    assert!(!machine.try_pause().unwrap() && machine.quiesced().is_none());
+    soon("its thread stands still", || knobs[0].runs.load(Ordering::SeqCst) == 1);
+}
+
+#[test]
 fn a_server_has_one_vcpu_and_no_links() {
     let (mut two, _knobs) = machine(2);
     assert!(matches!(two.freeze(BUDGET), Err(MachineError::ServerVcpus(2))));
